@@ -1,0 +1,131 @@
+"""Reading helpers that collectors share: lines, JSON records, timestamps, numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from pdtrace.model import Sink, Source
+
+READ_BYTES = 4 << 20
+MAX_LINE_BYTES = 64 << 20  # a longer line is no record of any format known here
+
+NOT_JSON = "not JSON"
+NOT_AN_OBJECT = "JSON, but not an object"
+CUT_OFF = "cut off at the end of the file"
+TOO_LONG = "line longer than 64 MiB"
+
+
+@dataclass(frozen=True)
+class LineBatch:
+    """Whole lines without their newline; `first` is the ordinal of the first; blank lines are kept."""
+
+    first: int
+    lines: list[bytes]
+    cut: bool = False  # the last line had no newline: the file may end in the middle of a record
+
+
+def line_batches(source: Source, size: int = READ_BYTES) -> Iterator[LineBatch]:
+    """The source's lines in batches of about `size` bytes; memory stays bounded by the longest line."""
+    first = 0
+    rest = b""
+    with source.open() as stream:
+        while block := stream.read(size):
+            block = rest + block
+            end = block.rfind(b"\n")
+            if end < 0:
+                rest = block
+                if len(rest) > MAX_LINE_BYTES:
+                    yield LineBatch(first, [rest], cut=True)
+                    return
+                continue
+            lines = block[:end].split(b"\n")
+            rest = block[end + 1 :]
+            yield LineBatch(first, lines)
+            first += len(lines)
+    if rest:
+        yield LineBatch(first, [rest], cut=True)
+
+
+def json_records(
+    source: Source, out: Sink, size: int = READ_BYTES
+) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
+    """JSON lines as (ordinals, objects) per batch; counts every non-blank line and skips what is no object."""
+    for batch in line_batches(source, size):
+        ordinals: list[int] = []
+        objects: list[dict[str, Any]] = []
+        for offset, line in enumerate(batch.lines):
+            if not line.strip():
+                continue
+            out.read(1)
+            ordinal = batch.first + offset
+            try:
+                value = orjson.loads(line)
+            except orjson.JSONDecodeError:
+                last = batch.cut and offset == len(batch.lines) - 1
+                out.skip(ordinal, CUT_OFF if last else NOT_JSON, line[:200].decode("utf-8", "replace"))
+                continue
+            if isinstance(value, dict):
+                ordinals.append(ordinal)
+                objects.append(value)
+            else:
+                out.skip(ordinal, NOT_AN_OBJECT)
+        if objects:
+            yield ordinals, objects
+
+
+def number(value: object) -> float | None:
+    """A finite number from a JSON number or numeric string; None for anything else, booleans included."""
+    if isinstance(value, bool) or value is None:
+        return None
+    try:
+        result = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+    return result if math.isfinite(result) else None
+
+
+def integer(value: object) -> int | None:
+    """A whole number, exact beyond 2**53; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            return None
+    result = number(value)
+    return int(result) if result is not None and result.is_integer() else None
+
+
+def seconds_to_ns(value: object) -> int | None:
+    """Seconds (number or numeric string) as nanoseconds."""
+    result = number(value)
+    return None if result is None else round(result * 1e9)
+
+
+def rfc3339_to_ns(text: str) -> int | None:
+    """An RFC 3339 instant as epoch nanoseconds (any number of fractional digits); None when it is none."""
+    try:
+        whole, _, tail = text.partition(".")
+        digits = ""
+        if tail:
+            n = 0
+            while n < len(tail) and tail[n].isdigit():
+                n += 1
+            digits, zone = tail[:n], tail[n:]
+            moment = datetime.fromisoformat(whole + zone)
+        else:
+            moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return int(moment.timestamp()) * 1_000_000_000 + int((digits + "000000000")[:9] or 0)

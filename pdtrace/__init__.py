@@ -1,0 +1,24 @@
+"""pdtrace tells where the time of an LLM request went, and who took it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pdtrace.api import Trace
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "open"]
+
+# In a wheel the three wings (collectors, schemas, dashboards) lie inside this folder; in a checkout beside it.
+_here = Path(__file__).resolve().parent
+if not (_here / "collectors").is_dir():
+    __path__.append(str(_here.parent))
+
+
+def open(*paths: str) -> Trace:  # noqa: A001 -- the natural verb: pdtrace.open("logs/")
+    """Read files, folders or a .duckdb made by `pdtrace ingest`, and return the Trace over them."""
+    from pdtrace.api import Trace
+
+    return Trace.read(paths)

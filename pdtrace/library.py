@@ -1,0 +1,221 @@
+"""Reads schemas/: tables.sql into Table records, views/ and findings/ into Query records, in order of need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+_TABLE = re.compile(r"CREATE TABLE (\w+) \((.*?)^\);", re.DOTALL | re.MULTILINE)
+_COLUMN = re.compile(r"^\s+(\w+)\s+(.+?),?\s+-- (.*)$")
+_WIDE_GAP = re.compile(r"\s{2,}")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: name, DuckDB type, unit ('' for none), description."""
+
+    name: str
+    type: str
+    unit: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of tables.sql: what a row is, its natural key, the stage that fills it."""
+
+    name: str
+    text: str
+    key: tuple[str, ...]
+    stage: str
+    columns: tuple[Column, ...]
+
+    @property
+    def ddl(self) -> str:
+        """The CREATE TABLE statement."""
+        inner = ", ".join(f"{c.name} {c.type}" for c in self.columns)
+        return f"CREATE TABLE IF NOT EXISTS {self.name} ({inner})"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a query with its default, as SQL."""
+
+    name: str
+    default: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Query:
+    """A file of views/ or findings/: header and body."""
+
+    name: str
+    kind: Literal["views", "findings"]
+    title: str
+    grain: str
+    needs: tuple[str, ...]
+    params: tuple[Parameter, ...]
+    columns: tuple[Column, ...]
+    body: str
+
+    @property
+    def ddl(self) -> str:
+        """CREATE VIEW, or CREATE MACRO ... AS TABLE where the query has parameters."""
+        if not self.params:
+            return f"CREATE OR REPLACE VIEW {self.name} AS {self.body}"
+        inner = ", ".join(f"{p.name} := {p.default}" for p in self.params)
+        return f"CREATE OR REPLACE MACRO {self.name}({inner}) AS TABLE {self.body}"
+
+
+@cache
+def tables() -> dict[str, Table]:
+    """All tables by name, in the order of tables.sql."""
+    text = (files("pdtrace.schemas") / "tables.sql").read_text("utf-8")
+    return {table.name: table for table in map(_table, *_with_comments(text))}
+
+
+# OTLP log records wait here for the collectors that know them; never written to a file.
+_LOG_RECORDS = Table(
+    "log_records",
+    "OTLP log records between reading and interpretation",
+    (),
+    "staging",
+    tuple(
+        Column(name, type_, "", "")
+        for name, type_ in (
+            ("source", "INTEGER"), ("record", "BIGINT"), ("time_ns", "BIGINT"), ("severity", "VARCHAR"),
+            ("body", "VARCHAR"), ("event_name", "VARCHAR"), ("trace_id", "VARCHAR"), ("span_id", "VARCHAR"),
+            ("scope_name", "VARCHAR"), ("resource", "VARCHAR"), ("attributes", "VARCHAR"),
+        )
+    ),
+)  # fmt: skip
+
+
+def staging(name: str) -> Table:
+    """A table by name, the staging table of log records among them."""
+    return _LOG_RECORDS if name == _LOG_RECORDS.name else tables()[name]
+
+
+def _with_comments(text: str) -> tuple[list[re.Match[str]], list[list[str]]]:
+    """Each CREATE TABLE with the comment lines directly above it."""
+    matches, comments = [], []
+    for match in _TABLE.finditer(text):
+        above: list[str] = []
+        for line in reversed(text[: match.start()].splitlines()):
+            if not line.startswith("--"):
+                break
+            above.insert(0, line.removeprefix("--").strip())
+        matches.append(match)
+        comments.append(above)
+    return matches, comments
+
+
+def _table(match: re.Match[str], above: list[str]) -> Table:
+    fields = {"key": "", "stage": ""}
+    words = []
+    for line in above:
+        name, _, value = line.partition(":")
+        if name in fields:
+            fields[name] = value.strip()
+        else:
+            words.append(line)
+    columns = tuple(
+        Column(m[1], m[2], _unit_of(m[1]), m[3])
+        for m in map(_COLUMN.match, match[2].splitlines())
+        if m
+    )
+    key = tuple(part.strip() for part in fields["key"].split(",") if part.strip())
+    return Table(match[1], " ".join(words), key, fields["stage"], columns)
+
+
+def _unit_of(name: str) -> str:
+    """The unit that a name's suffix states."""
+    for suffix, unit in (("_ns", "ns"), ("_us", "us"), ("_ms", "ms"), ("_s", "s"), ("_bytes", "bytes"),
+                         ("_tokens", "tokens"), ("_ratio", "1")):  # fmt: skip
+        if name.endswith(suffix):
+            return unit
+    return ""
+
+
+@cache
+def queries() -> dict[str, Query]:
+    """All views and findings by name, each after what it needs."""
+    found: dict[str, Query] = {}
+    root = files("pdtrace.schemas")
+    for kind in ("views", "findings"):
+        for entry in sorted((root / kind).iterdir(), key=lambda e: e.name):
+            if entry.name.endswith(".sql"):
+                name = entry.name.removesuffix(".sql")
+                found[name] = parse_query(name, kind, entry.read_text("utf-8"))  # type: ignore[arg-type]
+    return {name: found[name] for name in _in_order(found)}
+
+
+def _in_order(found: dict[str, Query]) -> Iterable[str]:
+    """Names in topological order of `needs`; a circle raises ValueError."""
+    done: list[str] = []
+    open_names: set[str] = set()
+
+    def visit(name: str) -> None:
+        if name in done or name not in found:
+            return
+        if name in open_names:
+            raise ValueError(f"{name} needs itself")
+        open_names.add(name)
+        for need in found[name].needs:
+            visit(need)
+        open_names.discard(name)
+        done.append(name)
+
+    for name in found:
+        visit(name)
+    return done
+
+
+def parse_query(name: str, kind: Literal["views", "findings"], text: str) -> Query:
+    """Parse header and body of a query file; raises ValueError naming the file when the header is off."""
+    lines = text.splitlines()
+    count = next((i for i, line in enumerate(lines) if not line.startswith("--")), len(lines))
+    header = [line.removeprefix("--").rstrip() for line in lines[:count]]
+    if not header or not header[0].strip().startswith(f"{name}:"):
+        raise ValueError(f"{kind}/{name}.sql: the first line must be '-- {name}: what it answers'")
+    sections: dict[str, list[str]] = {}
+    current = "title"
+    sections[current] = [header[0].strip().removeprefix(f"{name}:").strip()]
+    for line in header[1:]:
+        word = re.match(r"^ (grain|needs|params|columns):\s*(.*)$", line)
+        if word:
+            current = word[1]
+            sections[current] = [word[2]] if word[2] else []
+        elif line.strip():
+            sections.setdefault(current, []).append(line.strip())
+    return Query(
+        name=name,
+        kind=kind,
+        title=" ".join(sections["title"]),
+        grain=" ".join(sections.get("grain", [])),
+        needs=tuple(_words(" ".join(sections.get("needs", [])))),
+        params=tuple(_parameter(line) for line in sections.get("params", [])),
+        columns=tuple(_column(line) for line in sections.get("columns", []) if _WIDE_GAP.search(line)),
+        body="\n".join(lines[count:]).strip().rstrip(";"),
+    )
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in re.split(r"[,\s]+", text) if word and word != "-"]
+
+
+def _parameter(line: str) -> Parameter:
+    parts = _WIDE_GAP.split(line.strip(), maxsplit=2)
+    return Parameter(parts[0], parts[1] if len(parts) > 1 else "NULL", parts[2] if len(parts) > 2 else "")
+
+
+def _column(line: str) -> Column:
+    parts = _WIDE_GAP.split(line.strip(), maxsplit=3)
+    if len(parts) == 4:
+        return Column(*parts)
+    return Column(parts[0], parts[1], _unit_of(parts[0]), parts[2] if len(parts) > 2 else "")

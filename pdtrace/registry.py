@@ -1,0 +1,75 @@
+"""Finds collectors by name: ours by file, strangers' by entry point; sniffs; imports lazily."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+from importlib.metadata import entry_points
+from types import ModuleType
+
+from pdtrace.errors import PdtraceError
+from pdtrace.model import STRENGTH, Claims, Head, Match
+
+ENTRY_POINT_GROUP = "pdtrace.collectors"
+
+
+@cache
+def collectors() -> dict[str, ModuleType]:
+    """All collectors by name, sorted."""
+    package = importlib.import_module("pdtrace.collectors")
+    names = sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
+    found = {name: importlib.import_module(f"pdtrace.collectors.{name}") for name in names}
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            found.setdefault(point.name, point.load())
+        except Exception as error:  # a stranger's module may fail in any way
+            raise PdtraceError(
+                f"collector {point.name} ({point.value}) cannot be imported: {error}",
+                "uninstall or mend the package that brings it",
+            ) from error
+    return dict(sorted(found.items()))
+
+
+def sniff(head: Head) -> list[tuple[str, Match]]:
+    """The collectors that should look at a source: all of the greatest strength that any claims."""
+    matches: list[tuple[str, Match]] = []
+    for name, module in collectors().items():
+        match = module.sniff(head)
+        if match is not None:
+            matches.append((name, match))
+    if not matches:
+        return []
+    best = max(STRENGTH[match.strength] for _, match in matches)
+    chosen = [(name, match) for name, match in matches if STRENGTH[match.strength] == best]
+    readers = [(name, match) for name, match in chosen if not match.ignore]
+    return readers or chosen[:1]
+
+
+def claims() -> dict[str, Claims]:
+    """The span claims of the collectors that interpret, those that take what is left over last."""
+    found = {
+        name: module.CLAIMS for name, module in collectors().items() if hasattr(module, "CLAIMS")
+    }
+    return dict(sorted(found.items(), key=lambda item: (item[1].fallback, item[0])))
+
+
+def owner(scope: str | None, name: str, keys: frozenset[str]) -> str | None:
+    """The collector that owns spans of this scope and name having these attribute keys."""
+    for test in (
+        lambda c: _matches(scope, c.scopes),
+        lambda c: _matches(name, c.names),
+        lambda c: any(key.startswith(prefix) for prefix in c.prefixes for key in keys),
+        lambda c: c.fallback,
+    ):
+        for collector, claim in claims().items():
+            if test(claim):
+                return collector
+    return None
+
+
+def _matches(text: str | None, patterns: tuple[str, ...]) -> bool:
+    """Whether text equals a pattern or begins with one that ends in a star."""
+    if text is None:
+        return False
+    return any(text.startswith(p[:-1]) if p.endswith("*") else text == p for p in patterns)

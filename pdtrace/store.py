@@ -1,0 +1,221 @@
+"""One DuckDB file or memory: creates the tables, takes checked batches, runs queries by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+
+from pdtrace import library
+from pdtrace.errors import PdtraceError, SchemaMismatch, UnknownQuery, UnreadableInput
+
+# Files are written in the format of DuckDB 1.5, which is supported until 2027-03: both majors open them.
+STORAGE_VERSION = "v1.5.0"
+_CONFIG = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
+
+_INTEGERS = {"TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT"}
+_FLOATS = {"FLOAT", "DOUBLE"}
+_POLARS: dict[str, Any] = {
+    "VARCHAR": pl.String,
+    "BIGINT": pl.Int64,
+    "INTEGER": pl.Int32,
+    "DOUBLE": pl.Float64,
+    "BOOLEAN": pl.Boolean,
+    "VARCHAR[]": pl.List(pl.String),
+    "BIGINT[]": pl.List(pl.Int64),
+    "INTEGER[]": pl.List(pl.Int32),
+}
+
+
+class Store:
+    """The tables of one analysis. Opens or creates `path`; without a path it lives in memory."""
+
+    def __init__(self, path: str | Path | None = None, *, read_only: bool = False) -> None:
+        self.path = None if path is None else Path(path)
+        self.read_only = read_only
+        config: dict[str, Any] = dict(_CONFIG)
+        if self.path is not None and not read_only:
+            config["storage_compatibility_version"] = STORAGE_VERSION
+        try:
+            self.connection = duckdb.connect(str(self.path or ":memory:"), read_only=read_only, config=config)
+        except duckdb.Error as error:
+            raise UnreadableInput(
+                f"{self.path}: cannot be opened as a DuckDB file ({_first_line(error)})",
+                "close the program that has it open, or make it anew with `pdtrace ingest`",
+            ) from error
+        self._checked: set[tuple[str, str]] = set()
+        if not read_only:
+            self.connection.execute("SET preserve_insertion_order = false")
+            for table in library.tables().values():
+                self.connection.execute(table.ddl)
+            self.connection.execute(library.staging("log_records").ddl.replace("TABLE", "TEMP TABLE", 1))
+
+    def close(self) -> None:
+        """Close the connection; a file is checkpointed by DuckDB."""
+        self.connection.close()
+
+    def execute(self, statement: str, parameters: Sequence[object] | None = None) -> None:
+        """Run a statement that has no result."""
+        self.connection.execute(statement, parameters or [])
+
+    def sql(self, query: str, **parameters: object) -> pl.DataFrame:
+        """Run SQL with $name parameters and return the rows."""
+        return self.connection.sql(query, params=parameters or None).pl()
+
+    def arrow(self, query: str) -> pa.Table:
+        """Run SQL and return an Arrow table."""
+        return self.connection.sql(query).to_arrow_table()
+
+    def scalar(self, query: str) -> Any:
+        """The single value of a query, None when there is no row."""
+        row = self.connection.sql(query).fetchone()
+        return None if row is None else row[0]
+
+    def count(self, table: str) -> int:
+        """Rows of a table."""
+        return int(self.scalar(f"SELECT count(*) FROM {table}"))
+
+    def append(self, table: str, batch: object) -> int:
+        """Append rows (Polars, Arrow or a list of dicts) to a table; returns how many.
+
+        Columns that the batch lacks become NULL. Raises SchemaMismatch for unknown columns and wrong types.
+        """
+        columns = {c.name: c.type for c in library.staging(table).columns}
+        frame = _arrow(batch, columns)
+        if frame.num_rows == 0:
+            return 0
+        self._check(table, frame, columns)
+        names = ", ".join(f'"{name}"' for name in frame.column_names)
+        # The name `batch_rows` is found by DuckDB's replacement scan of local variables.
+        batch_rows = frame  # noqa: F841
+        try:
+            self.connection.execute(f"INSERT INTO {table} ({names}) SELECT {names} FROM batch_rows")
+        except duckdb.ConversionException as error:
+            raise SchemaMismatch(f"table {table}: {_first_line(error)}") from error
+        return int(frame.num_rows)
+
+    def replace(self, table: str, batch: object) -> int:
+        """Put these rows in place of all that the table has."""
+        self.connection.execute(f"DELETE FROM {table}")
+        return self.append(table, batch)
+
+    def _check(self, table: str, frame: pa.Table, columns: Mapping[str, str]) -> None:
+        """Raise SchemaMismatch when the batch does not fit; each schema is looked at once."""
+        mark = (table, str(frame.schema))
+        if mark in self._checked:
+            return
+        unknown = [name for name in frame.column_names if name not in columns]
+        if unknown:
+            raise SchemaMismatch(f"table {table} has no column {', '.join(unknown)}")
+        empty = frame.slice(0, 0)  # noqa: F841 -- found by DuckDB's replacement scan
+        for row in self.connection.sql("DESCRIBE SELECT * FROM empty").fetchall():
+            name, found = str(row[0]), str(row[1])
+            null_column = pa.types.is_null(frame.schema.field(name).type)
+            if not null_column and not _fits(found, columns[name]):
+                raise SchemaMismatch(f"table {table}, column {name}: expected {columns[name]}, found {found}")
+        self._checked.add(mark)
+
+    def install(self, *, comments: bool | None = None) -> None:
+        """Create all views and findings, in order of need; comments go into files."""
+        for query in library.queries().values():
+            try:
+                self.connection.execute(query.ddl)
+            except duckdb.Error as error:
+                raise PdtraceError(f"schemas/{query.kind}/{query.name}.sql: {error}") from error
+        if comments if comments is not None else self.path is not None:
+            self._comment()
+
+    def _comment(self) -> None:
+        """COMMENT ON every table, view, macro and column."""
+        for table in library.tables().values():
+            self.connection.execute(f"COMMENT ON TABLE {table.name} IS {_quoted(table.text)}")
+            self._comment_columns(table.name, table.columns)
+        for query in library.queries().values():
+            kind = "MACRO TABLE" if query.params else "VIEW"
+            self.connection.execute(f"COMMENT ON {kind} {query.name} IS {_quoted(query.title)}")
+            if not query.params:
+                self._comment_columns(query.name, query.columns)
+
+    def _comment_columns(self, name: str, columns: Iterable[library.Column]) -> None:
+        for column in columns:
+            text = f"{column.text} [{column.unit}]" if column.unit else column.text
+            self.connection.execute(f'COMMENT ON COLUMN {name}."{column.name}" IS {_quoted(text)}')
+
+    def query(self, name: str, **parameters: object) -> pl.DataFrame:
+        """Rows of a view, finding or table by name; parameters of a finding by keyword."""
+        known = library.queries()
+        if name not in known and name not in library.tables():
+            raise UnknownQuery(f"no query named {name}", "`pdtrace schema` lists them")
+        if name in known and known[name].params:
+            wanted = {p.name for p in known[name].params}
+            unknown = set(parameters) - wanted
+            if unknown:
+                raise UnknownQuery(
+                    f"{name} has no parameter {', '.join(sorted(unknown))}",
+                    f"it takes: {', '.join(sorted(wanted))}",
+                )
+            inner = ", ".join(f"{key} := {_literal(value)}" for key, value in parameters.items())
+            return self.sql(f"FROM {name}({inner})")
+        return self.sql(f"FROM {name}")
+
+    def user_sql(self, text: str) -> pl.DataFrame:
+        """Run a user's SQL; raises UnknownQuery with DuckDB's words when it refuses."""
+        try:
+            return self.connection.sql(text).pl()
+        except (duckdb.Error, AttributeError) as error:
+            raise UnknownQuery(
+                f"SQL: {error or 'no rows to show'}", "`pdtrace schema` lists tables, views and columns"
+            ) from error
+
+
+def _arrow(batch: object, columns: Mapping[str, str]) -> pa.Table:
+    """Any batch as an Arrow table; lists of dicts get the table's types."""
+    if isinstance(batch, pa.Table):
+        return batch
+    if isinstance(batch, pa.RecordBatch):
+        return pa.Table.from_batches([batch])
+    if isinstance(batch, pl.DataFrame):
+        return batch.to_arrow()
+    rows = list(batch)  # type: ignore[call-overload]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    known = {name: _POLARS[columns[name]] for name in names if columns.get(name) in _POLARS}
+    return pl.DataFrame(rows, schema=names, schema_overrides=known, infer_schema_length=None).to_arrow()
+
+
+def _fits(found: str, expected: str) -> bool:
+    """Whether a column of DuckDB type `found` may go into one of type `expected` without loss of meaning."""
+    if found == expected or found == '"NULL"':
+        return True
+    if expected in _FLOATS:
+        return found in _FLOATS | _INTEGERS
+    if expected in _INTEGERS:
+        return found in _INTEGERS
+    if expected == "VARCHAR":
+        return found.startswith("ENUM")
+    if expected.endswith("[]") and found.endswith("[]"):
+        return found[:-2] == '"NULL"' or expected.startswith("STRUCT") or _fits(found[:-2], expected[:-2])
+    return expected.startswith(("MAP", "STRUCT")) and found.startswith(("MAP", "STRUCT"))
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _literal(value: object) -> str:
+    """A Python value as a SQL literal."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool):
+        return str(value).upper()
+    if isinstance(value, int | float):
+        return repr(value)
+    return _quoted(str(value))
+
+
+def _first_line(error: Exception) -> str:
+    return re.split(r"[\r\n]", str(error), maxsplit=1)[0]

@@ -1,0 +1,429 @@
+-- The tables of a pdtrace file. The comment behind a column becomes its COMMENT ON; the lines above
+-- a table say its row (COMMENT ON TABLE), its natural key (`key:`) and the stage that fills it (`stage:`).
+-- Instants are BIGINT nanoseconds since the epoch (`_ns`), durations DOUBLE milliseconds (`_ms`),
+-- sizes bytes, counts plain. Unknown is NULL, never 0. `source` and `record` say which record of which
+-- file made a row (NULL where a later stage made it).
+
+-- one row per file, archive member or stream that was looked at
+-- stage: read
+-- key: source
+CREATE TABLE sources (
+  source INTEGER,            -- number of the source: its rank by path among all that were given
+  path VARCHAR,              -- path as given; members of archives as archive!member
+  collector VARCHAR,         -- collectors that read it, joined by '+'; NULL when none did
+  used BOOLEAN,              -- true when at least one of its records gave a table row
+  why VARCHAR,               -- what the source is, or why it was not used
+  bytes BIGINT,              -- size after decompression; NULL when not read to the end
+  record_unit VARCHAR,       -- what one record is (span, line, request, ...)
+  rows_read BIGINT,          -- records seen
+  rows_kept BIGINT,          -- distinct records that gave at least one table row
+  rows_skipped BIGINT,       -- all other records, duplicates among them; read = kept + skipped
+  start_ns BIGINT,           -- earliest instant in it
+  end_ns BIGINT,             -- latest instant in it
+  clock VARCHAR,             -- clock of its instants: wall, or the name of a domain without epoch
+  sha256 VARCHAR             -- of the decompressed content; NULL when not read to the end
+);
+
+-- records that were not kept, counted per source and reason; never one row per line, never prompt text
+-- stage: read
+-- key: source, reason
+CREATE TABLE skipped (
+  source INTEGER,            -- the source
+  reason VARCHAR,            -- why the records were not kept
+  records BIGINT,            -- how many
+  positions BIGINT[],        -- ordinals of the first five
+  excerpt VARCHAR            -- one masked excerpt (letters and digits of unknown words replaced)
+);
+
+-- OpenTelemetry resources, each distinct content once
+-- stage: read
+-- key: resource
+CREATE TABLE resources (
+  resource VARCHAR,          -- hash of the content
+  service_name VARCHAR,      -- service.name
+  attributes MAP(VARCHAR, VARCHAR)   -- all attributes as text (typed values as JSON)
+);
+
+-- OpenTelemetry spans, lossless except content (prompt and answer text becomes length and sha256)
+-- stage: read
+-- key: trace_id, span_id, start_ns
+CREATE TABLE spans (
+  source INTEGER,            -- source of the copy that was kept
+  record BIGINT,             -- ordinal of the record in that source
+  trace_id VARCHAR,          -- hexadecimal, lower case
+  span_id VARCHAR,           -- hexadecimal, lower case
+  parent_span_id VARCHAR,    -- hexadecimal; NULL for a root
+  start_ns BIGINT,           -- start
+  end_ns BIGINT,             -- end; NULL for a span that never ended
+  name VARCHAR,              -- span name
+  kind VARCHAR,              -- unspecified, internal, server, client, producer or consumer
+  status_code VARCHAR,       -- unset, ok or error
+  status_message VARCHAR,    -- message of the status
+  trace_state VARCHAR,       -- W3C tracestate
+  flags BIGINT,              -- W3C trace flags
+  scope_name VARCHAR,        -- instrumentation scope
+  scope_version VARCHAR,     -- its version
+  resource VARCHAR,          -- the resource (table resources)
+  attributes_string MAP(VARCHAR, VARCHAR),  -- string attributes
+  attributes_int MAP(VARCHAR, BIGINT),      -- integer attributes
+  attributes_double MAP(VARCHAR, DOUBLE),   -- floating point attributes
+  attributes_bool MAP(VARCHAR, BOOLEAN),    -- boolean attributes
+  attributes_other MAP(VARCHAR, VARCHAR),   -- arrays, maps, bytes and empty values, as JSON text
+  events STRUCT(time_ns BIGINT, name VARCHAR, attributes VARCHAR)[],       -- span events; attributes as JSON text
+  links STRUCT(trace_id VARCHAR, span_id VARCHAR, attributes VARCHAR)[],   -- span links; attributes as JSON text
+  extra VARCHAR,             -- fields of the record that this table has no column for, as JSON text
+  resolution_ns BIGINT       -- resolution of the instants; 1 for OTLP, more for spans rebuilt from log lines
+);
+
+-- time series from metrics dumps and periodic log lines; a histogram is its _bucket (label le), _sum and _count series
+-- stage: read
+CREATE TABLE samples (
+  source INTEGER,            -- the source
+  record BIGINT,             -- ordinal of the record
+  worker VARCHAR,            -- worker that the sample describes
+  time_ns BIGINT,            -- instant of the sample; NULL when the dump does not say
+  metric VARCHAR,            -- metric name as emitted
+  labels VARCHAR,            -- labels as a JSON object, keys sorted
+  value DOUBLE,              -- value
+  interval_ns BIGINT,        -- the value is a mean or sum over this much time before time_ns; NULL for instants and totals
+  kind VARCHAR,              -- gauge, counter or histogram
+  resolution_ns BIGINT       -- resolution of time_ns
+);
+
+-- things that happened at an instant: preemption, abort, failure, restart, out of memory, KV alarm, HTTP error, start-up
+-- stage: read
+CREATE TABLE events (
+  source INTEGER,            -- the source
+  record BIGINT,             -- ordinal of the record
+  worker VARCHAR,            -- worker it happened on
+  time_ns BIGINT,            -- when; NULL when unknown
+  resolution_ns BIGINT,      -- resolution of time_ns
+  kind VARCHAR,              -- preemption, abort, failure, restart, oom, kv_expired, kv_invalid, kv_failure, http_error, started, warning
+  severity VARCHAR,          -- critical, warning or info
+  request_id VARCHAR,        -- the request it names, in the emitter's own spelling
+  count BIGINT,              -- how many happened, where one record tells of several
+  detail VARCHAR             -- short text; never prompt or answer text
+);
+
+-- engine iterations
+-- stage: read
+-- key: worker, rank, seq, start_ns
+CREATE TABLE steps (
+  source INTEGER,            -- the source
+  record BIGINT,             -- ordinal of the record
+  worker VARCHAR,            -- worker that ran the step
+  rank VARCHAR,              -- engine index or data parallel rank inside the worker
+  seq BIGINT,                -- iteration number as the engine counts it
+  elapsed_ns BIGINT,         -- duration as reported
+  start_ns BIGINT,           -- start; NULL where only a coarse log time is known
+  start_lower_ns BIGINT,     -- earliest possible start
+  start_upper_ns BIGINT,     -- latest possible start
+  prefill_requests BIGINT,   -- requests whose prompt tokens were computed
+  prefill_tokens BIGINT,     -- prompt tokens computed
+  prefill_kv_tokens BIGINT,  -- context already in the cache of those requests
+  decode_requests BIGINT,    -- requests that decoded
+  decode_tokens BIGINT,      -- tokens decoded
+  decode_kv_tokens BIGINT,   -- context of the decoding requests
+  running BIGINT,            -- requests resident on the engine
+  waiting BIGINT,            -- requests waiting
+  queued_prefill_tokens BIGINT, -- prompt tokens waiting
+  kv_usage_ratio DOUBLE,     -- share of the KV cache in use, 0 to 1
+  pulled_requests BIGINT,    -- prefill_requests that only took over pulled KV (first step on a KV consumer); no prefill
+  capture VARCHAR            -- full (every step is here) or sampled
+);
+
+-- who was in a step, where the source says so
+-- stage: read
+CREATE TABLE step_members (
+  source INTEGER,            -- the source
+  record BIGINT,             -- ordinal of the record
+  worker VARCHAR,            -- worker that ran the step
+  rank VARCHAR,              -- rank inside the worker
+  seq BIGINT,                -- iteration number
+  request_id VARCHAR,        -- request in the emitter's own spelling
+  prefill_tokens BIGINT,     -- prompt tokens of it computed in this step
+  decode_tokens BIGINT,      -- tokens of it decoded in this step
+  context_tokens BIGINT      -- its context before the step
+);
+
+-- KV movements between workers or cache tiers
+-- stage: read
+CREATE TABLE transfers (
+  source INTEGER,            -- the source
+  record BIGINT,             -- ordinal of the record
+  leg VARCHAR,               -- leg that it belongs to, when known
+  request_id VARCHAR,        -- request in the emitter's own spelling
+  source_worker VARCHAR,     -- where the KV came from
+  destination_worker VARCHAR, -- where it went
+  start_ns BIGINT,           -- start
+  end_ns BIGINT,             -- end
+  duration_ms DOUBLE,        -- duration where instants are unknown
+  bytes BIGINT,              -- bytes moved
+  backend VARCHAR,           -- NIXL, Mooncake, LMCache, ...
+  direction VARCHAR,         -- prefill_to_decode, decode_to_prefill, load or store
+  outcome VARCHAR            -- completed, failed or expired
+);
+
+-- router choices
+-- stage: interpret
+CREATE TABLE decisions (
+  source INTEGER,            -- the source
+  record BIGINT,             -- ordinal of the record
+  leg VARCHAR,               -- leg of the router that decided
+  trace_id VARCHAR,          -- trace
+  request_id VARCHAR,        -- request in the router's spelling
+  router VARCHAR,            -- worker that decided
+  time_ns BIGINT,            -- when
+  duration_ms DOUBLE,        -- how long the choice took
+  phase VARCHAR,             -- prefill, decode, aggregated or NULL
+  policy VARCHAR,            -- policy by name
+  worker VARCHAR,            -- the worker chosen
+  cost DOUBLE,               -- cost (logit) of the chosen one
+  overlap_tokens BIGINT,     -- prompt tokens that the router believed cached there
+  load DOUBLE,               -- load of the chosen one as the router saw it
+  candidates BIGINT          -- how many workers could be chosen
+);
+
+-- worker instances (router, frontend, engine, client); `workers.worker` is the id that every other table uses
+-- stage: interpret
+-- key: worker
+CREATE TABLE workers (
+  worker VARCHAR,            -- id: kind:value of its strongest alias
+  deployment VARCHAR,        -- deployment it belongs to
+  name VARCHAR,              -- short name for people
+  role VARCHAR,              -- client, gateway, router, frontend, prefill, decode, aggregated; NULL unknown
+  role_basis VARCHAR,        -- span, log, config or inferred
+  engine VARCHAR,            -- software: vLLM, Dynamo, ...
+  version VARCHAR,           -- its version
+  host VARCHAR,              -- host name
+  rank VARCHAR,              -- data parallel or tensor rank
+  start_ns BIGINT,           -- first instant seen of it
+  end_ns BIGINT              -- last instant seen of it
+);
+
+-- names under which a worker appears
+-- stage: read
+CREATE TABLE worker_aliases (
+  source INTEGER,            -- source that said so; NULL when a later stage did
+  worker VARCHAR,            -- the worker
+  kind VARCHAR,              -- instance, engine_id, worker_id, pod, pid, service, address or file
+  value VARCHAR              -- the alias
+);
+
+-- what was said of a worker or deployment: flags, connector, budget, blocks, parallelism, model, limits
+-- stage: read
+CREATE TABLE facts (
+  source INTEGER,            -- source that said so; NULL when a later stage did
+  worker VARCHAR,            -- worker it is about; NULL when about the deployment of the source
+  key VARCHAR,               -- name, lower_snake
+  value VARCHAR              -- value as text
+);
+
+-- sets of worker instances that exchange requests in overlapping time
+-- stage: derived
+-- key: deployment
+CREATE TABLE deployments (
+  deployment VARCHAR,        -- hash of its smallest worker or source key
+  name VARCHAR,              -- name for people
+  name_basis VARCHAR,        -- what the name and grouping rest on: requests, aliases, folder
+  mode VARCHAR,              -- aggregated, disaggregated, mixed or unknown
+  start_ns BIGINT,           -- first instant
+  end_ns BIGINT,             -- last instant
+  headline_observer VARCHAR  -- observer whose TTFT is the headline: outermost one that saw start and first delivered token of 90 % of the completed requests
+);
+
+-- one row per (request, component that saw it)
+-- stage: interpret
+-- key: leg
+CREATE TABLE legs (
+  leg VARCHAR,               -- id
+  source INTEGER,            -- source it came from
+  record BIGINT,             -- ordinal of the record, where one record made it
+  worker VARCHAR,            -- worker that saw the request
+  deployment VARCHAR,        -- deployment, filled by the identity stage
+  request VARCHAR,           -- request, filled by the identity stage
+  observer VARCHAR,          -- client, gateway, router, frontend or engine
+  role VARCHAR,              -- role of the worker in this leg: client, gateway, router, frontend, prefill, decode, aggregated; NULL unknown
+  role_basis VARCHAR,        -- span, log, config or inferred
+  container BOOLEAN,         -- true for hops (client spans) that only carry another leg: never a request window or phase
+  trace_id VARCHAR,          -- trace
+  span_id VARCHAR,           -- span
+  parent_span_id VARCHAR,    -- span that caused it
+  trace_alone_ok BOOLEAN,    -- NULL or false: a bare trace id never joins (the default)
+  request_id VARCHAR,        -- the component's own request id
+  external_id VARCHAR,       -- id that travels between components (X-Request-Id based, without prefixes and suffixes of one component)
+  remote_id VARCHAR,         -- request id of another component that this leg names (remote_request_id)
+  bootstrap_room VARCHAR,    -- SGLang bootstrap room
+  transfer_id VARCHAR,       -- transfer id shared by P and D
+  session VARCHAR,           -- session or conversation
+  turn BIGINT,               -- turn in the session
+  row_index BIGINT,          -- index of the row in a bench file
+  id_prefix VARCHAR,         -- request id prefix of a bench file; ids are prefix + row_index
+  attempt BIGINT,            -- 0 for the first attempt, 1 for the first retry, ...
+  stream BIGINT,             -- index of the stream when n > 1
+  clock VARCHAR,             -- clock of its instants: wall, or a domain without epoch (perf:...)
+  clock_start_ns BIGINT,     -- start in the domain's own time, where clock is not wall
+  start_ns BIGINT,           -- start (arrival at this component)
+  first_token_ns BIGINT,     -- first token as this component saw it
+  last_token_ns BIGINT,      -- last token as this component saw it
+  end_ns BIGINT,             -- end
+  resolution_ns BIGINT,      -- resolution of its instants
+  ttft_ms DOUBLE,            -- time to first token of this component, where reported or measured as a duration
+  e2e_ms DOUBLE,             -- whole duration, likewise
+  tpot_ms DOUBLE,            -- mean time per output token after the first, likewise
+  ttft_definition VARCHAR,   -- what the first-token time means here
+  first_token_delivered BOOLEAN, -- false when its first token is known not to reach the user (prefill leg of a P/D pair); NULL unknown
+  model VARCHAR,             -- model
+  prompt_tokens BIGINT,      -- prompt tokens
+  cached_tokens BIGINT,      -- of them found in a cache
+  output_tokens BIGINT,      -- output tokens
+  max_tokens BIGINT,         -- limit asked for
+  streaming BOOLEAN,         -- answer was streamed
+  status VARCHAR,            -- completed, failed, aborted or unknown
+  finish_reason VARCHAR,     -- stop, length, ...
+  error VARCHAR,             -- error kind or code
+  note VARCHAR               -- remark of a table of requests
+);
+
+-- what a system said of itself, untouched
+-- stage: interpret
+CREATE TABLE reported (
+  source INTEGER,            -- the source
+  leg VARCHAR,               -- the leg
+  quantity VARCHAR,          -- name as reported
+  value DOUBLE,              -- value as reported
+  unit VARCHAR,              -- s, ms, tokens, bytes or 1
+  definition VARCHAR         -- what its code computes
+);
+
+-- time spent in one kind of work or wait: the input of the partition
+-- stage: interpret
+CREATE TABLE intervals (
+  source INTEGER,            -- the source; NULL for spans
+  leg VARCHAR,               -- the leg
+  detail VARCHAR,            -- phase detail (model.PHASE_DETAILS)
+  decode_detail VARCHAR,     -- detail to use instead when the leg turns out to be the decode leg of a P/D pair; NULL same
+  start_ns BIGINT,           -- start; NULL when only the duration is known
+  end_ns BIGINT,             -- end; NULL when only the duration is known or when it never ended
+  duration_ns BIGINT,        -- duration, where the instants are unknown
+  basis VARCHAR,             -- measured, reported, placed, inferred or upper_bound
+  clock VARCHAR,             -- clock of the instants
+  resolution_ns BIGINT,      -- resolution of the instants
+  censored BOOLEAN,          -- the end was not seen
+  semantics VARCHAR          -- remark on its meaning (exec, wall, contains the KV transfer, ...)
+);
+
+-- one row per token stream as one observer saw it
+-- stage: interpret
+-- key: leg, stream
+CREATE TABLE streams (
+  source INTEGER,            -- the source
+  leg VARCHAR,               -- the leg
+  stream BIGINT,             -- index of the stream when n > 1
+  first_ns BIGINT,           -- instant of the first emission; NULL when unknown
+  gaps_us INTEGER[],         -- gaps between emissions, microseconds
+  emission_tokens INTEGER[], -- tokens of each emission, the first included; NULL when unknown
+  emission VARCHAR,          -- token or chunk
+  clock VARCHAR,             -- clock of first_ns
+  observer VARCHAR           -- client, gateway, router, frontend or engine
+);
+
+-- why two legs are one request
+-- stage: derived
+CREATE TABLE identity_edges (
+  leg_a VARCHAR,             -- one leg (the smaller id, or the parent)
+  leg_b VARCHAR,             -- the other
+  rule VARCHAR,              -- direct_parent, router_parent, engine_request_id, http_request_id, remote_reference, bootstrap_room, transfer_id, prefix_index, same_call
+  key VARCHAR                -- the value that matched
+);
+
+-- one row per request of a user
+-- stage: derived
+-- key: request
+CREATE TABLE requests (
+  request VARCHAR,           -- id for people, unique in the file
+  deployment VARCHAR,        -- deployment
+  start_ns BIGINT,           -- start of the window: the outermost observer's
+  end_ns BIGINT,             -- end of the window
+  first_token_ns BIGINT,     -- first delivered token as the first_token_observer saw it
+  window_observer VARCHAR,   -- observer whose window is partitioned
+  first_token_observer VARCHAR, -- observer of first_token_ns
+  resolution_ns BIGINT,      -- resolution of the window's instants
+  ttft_ms DOUBLE,            -- headline time to first token (deployments.headline_observer); NULL when that observer did not see it
+  e2e_ms DOUBLE,             -- whole duration as the headline observer saw it
+  tpot_ms DOUBLE,            -- mean time per output token after the first
+  prefill_worker VARCHAR,    -- worker that computed the prompt
+  decode_worker VARCHAR,     -- worker that decoded
+  mode VARCHAR,              -- aggregated, disaggregated or unknown
+  model VARCHAR,             -- model
+  prompt_tokens BIGINT,      -- prompt tokens
+  cached_tokens BIGINT,      -- of them found in a cache
+  output_tokens BIGINT,      -- output tokens, summed over streams
+  streams BIGINT,            -- streams of the answer (n)
+  attempts BIGINT,           -- attempts
+  first_token_origin VARCHAR, -- prefill or decode: who made the first delivered token; NULL unknown or aggregated
+  outcome VARCHAR,           -- completed, failed, aborted or unknown
+  error VARCHAR,             -- error kind or code
+  session VARCHAR,           -- session
+  turn BIGINT,               -- turn
+  external_id VARCHAR,       -- id that travelled between components
+  trace_id VARCHAR,          -- trace
+  note VARCHAR               -- remark of a table of requests
+);
+
+-- latency of each request as each observer saw it
+-- stage: derived
+-- key: request, observer
+CREATE TABLE observations (
+  request VARCHAR,           -- the request
+  deployment VARCHAR,        -- deployment
+  observer VARCHAR,          -- client, gateway, router, frontend or engine
+  leg VARCHAR,               -- outermost leg of that observer
+  start_ns BIGINT,           -- start as it saw it
+  ttft_ms DOUBLE,            -- time to first delivered token
+  e2e_ms DOUBLE,             -- whole duration
+  tpot_ms DOUBLE,            -- mean time per output token after the first
+  definition VARCHAR,        -- from where to where the TTFT runs
+  basis VARCHAR,             -- measured, reported, placed or inferred
+  level VARCHAR,             -- evidence level B (instants) or C (durations)
+  resolution_ns BIGINT       -- resolution
+);
+
+-- the partition: every nanosecond of a request's window in exactly one phase
+-- stage: derived
+CREATE TABLE phases (
+  request VARCHAR,           -- the request
+  phase VARCHAR,             -- phase (model.PHASES)
+  detail VARCHAR,            -- detail (model.PHASE_DETAILS)
+  start_ns BIGINT,           -- start
+  end_ns BIGINT,             -- end
+  worker VARCHAR,            -- worker that the time belongs to
+  basis VARCHAR,             -- measured, reported, placed, inferred or upper_bound
+  semantics VARCHAR          -- remark on its meaning
+);
+
+-- what the partition had to cut, per request
+-- stage: derived
+-- key: request
+CREATE TABLE partition_checks (
+  request VARCHAR,           -- the request
+  window_ns BIGINT,          -- length of the window
+  clip_ns BIGINT,            -- time cut from intervals that stick out of the window
+  overlap_ns BIGINT,         -- time covered by more than one interval
+  negative_ns BIGINT         -- sum of negative remainders (kept, not clamped); 0 when none
+);
+
+-- offsets between clocks
+-- stage: derived
+CREATE TABLE clocks (
+  deployment VARCHAR,        -- deployment
+  domain VARCHAR,            -- clock domain or worker whose clock it is
+  reference VARCHAR,         -- domain it is measured against
+  offset_ns BIGINT,          -- domain = reference + offset
+  half_width_ns BIGINT,      -- the offset is known to plus or minus this; NULL unknown
+  drift_ppm DOUBLE,          -- drift; NULL unknown
+  pairs BIGINT,              -- message pairs or matched requests behind it
+  residual_p50_ns BIGINT,    -- median residual of the matches
+  residual_p95_ns BIGINT,    -- 95th percentile
+  method VARCHAR             -- how it was found
+);

@@ -1,0 +1,70 @@
+"""Fixtures: a store in memory, one collector run over one file, the full captures where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import polars as pl
+import pytest
+
+from pdtrace.inputs import expand
+from pdtrace.sink import Account, Reading, SourceSink
+from pdtrace.store import Store
+
+FIXTURES = Path(__file__).parent / "fixtures"
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--golden", action="store_true", help="write *.expected.json anew; read them before you commit")
+
+
+@pytest.fixture
+def shared() -> Path:
+    """The folder of full captures; the test is skipped where it is absent."""
+    if not (SHARED / "data").is_dir():
+        pytest.skip("the full captures are not beside this checkout")
+    return SHARED
+
+
+@pytest.fixture
+def store() -> Store:
+    """A store in memory with its tables."""
+    return Store()
+
+
+@pytest.fixture
+def con(store: Store) -> Store:
+    """A store in memory with tables, views and findings."""
+    store.install()
+    return store
+
+
+class Collected:
+    """What a collector gave: frames by table, and the account of the source."""
+
+    def __init__(self, store: Store, account: Account) -> None:
+        self.store = store
+        self.account = account
+
+    def __getitem__(self, table: str) -> pl.DataFrame:
+        return self.store.sql(f"FROM {table}")
+
+
+@pytest.fixture
+def collect(store: Store) -> Callable[[ModuleType, Path | str], Collected]:
+    """Run one collector's read() over a file."""
+
+    def run(module: ModuleType, path: Path | str) -> Collected:
+        item = expand([str(path)])[0]
+        account = Account(item)
+        sink = SourceSink(store, account)
+        reading = Reading(item, lambda _: None)
+        module.read(reading, sink)
+        sink.close()
+        account.sha256, account.size = reading.fingerprint()
+        return Collected(store, account)
+
+    return run

@@ -9,7 +9,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def components(nodes: int, a: npt.ArrayLike, b: npt.ArrayLike) -> Ints:
-    """The label of every node: the smallest node that it is connected with through the edges a-b."""
+    """The label of every node: the smallest node that the edges a-b connect it with."""
     label = np.arange(nodes, dtype=np.int64)
     left = np.asarray(a, dtype=np.int64)
     right = np.asarray(b, dtype=np.int64)
@@ -35,9 +35,9 @@ def _to_roots(label: Ints) -> Ints:
 
 
 def climb(parent: Ints, stop: npt.NDArray[np.bool_]) -> Ints:
-    """The nearest ancestor of every node where `stop` holds, -1 where none; `parent` is -1 for roots.
+    """The nearest ancestor of every node where `stop` holds, -1 where none.
 
-    Circles (broken parent ids) end as -1.
+    `parent` is -1 for roots. Circles (broken parent ids) end as -1.
     """
     up = parent.copy()
     for _ in range(64):

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import polars as pl
 import zstandard
 
 from pdtrace import clocks, identity, interpret, library, methods, phases, registry, spans, workers
@@ -39,13 +40,14 @@ def ingest(paths: list[str], store: Store, options: Options | None = None) -> No
     inputs = expand(paths)
     accounts = _read_all(inputs, store, options)
     _write_sources(store, accounts)
-    removed = _deduplicate(store, accounts)
+    _forget_twins(store, accounts)
+    _note_copies(accounts, spans.deduplicate(store.connection))
     interpret.name_resources(store)
     workers.resolve(store)
-    interpret.run(store)
+    _note_copies(accounts, interpret.run(store))
     workers.resolve(store)
-    _deduplicate_keys(store, removed)
-    _count(store, accounts, removed)
+    _deduplicate_keys(store)
+    _count(store, accounts)
     derive(store, options)
     if not any(account.collectors for account in accounts):
         raise UnknownFormat(*_nothing(paths, accounts))
@@ -156,9 +158,8 @@ def _raw_tables() -> list[str]:
     return [t.name for t in library.tables().values() if any(c.name == "record" for c in t.columns)]
 
 
-def _deduplicate(store: Store, accounts: list[Account]) -> dict[int, dict[str, int]]:
-    """Whole files that were given twice, then spans by key. Returns removed records per source and reason."""
-    removed: dict[int, dict[str, int]] = {}
+def _forget_twins(store: Store, accounts: list[Account]) -> None:
+    """A file given twice counts once: of equal contents the first by path stays."""
     first: dict[str, Account] = {}
     for account in accounts:
         if account.sha256 is None or not account.collectors:
@@ -168,8 +169,17 @@ def _deduplicate(store: Store, accounts: list[Account]) -> dict[int, dict[str, i
             _forget(store, account.item.number)
             account.twin = twin.item.path
             account.what = f"{DUPLICATE_FILE}: {twin.item.path}"
-    spans.deduplicate(store.connection)
-    return removed
+
+
+def _note_copies(accounts: list[Account], removed: pl.DataFrame) -> None:
+    """Copies of spans that were removed are records not kept; copies that differ are told apart."""
+    for row in removed.iter_rows(named=True):
+        account = accounts[row["source"]]
+        same = row["records"] - row["conflicts"]
+        for reason, count in ((row["reason"], same), (f"conflict: {row['reason']}", row["conflicts"])):
+            if count:
+                account.reasons[reason] += count
+                account.positions[reason].extend(row["positions"][: 5 - len(account.positions[reason])])
 
 
 def _forget(store: Store, source: int) -> None:
@@ -179,15 +189,13 @@ def _forget(store: Store, source: int) -> None:
             store.execute(f"DELETE FROM {table.name} WHERE source = {source}")
 
 
-def _deduplicate_keys(store: Store, removed: dict[int, dict[str, int]]) -> None:
+def _deduplicate_keys(store: Store) -> None:
     """Keep one row per natural key in the tables that collectors fill; the winner does not depend on order."""
     for table in library.tables().values():
         if not table.key or table.name in {"spans", "sources", "skipped"} or table.stage == "derived":
             continue
         keys = ", ".join(table.key)
-        total, distinct = store.connection.sql(
-            f"SELECT count(*), count(DISTINCT ({keys})) FROM {table.name}"
-        ).fetchone() or (0, 0)
+        ((total, distinct),) = store.rows(f"SELECT count(*), count(DISTINCT ({keys})) FROM {table.name}")
         if total == distinct:
             continue
         columns = {c.name for c in table.columns}
@@ -201,12 +209,12 @@ def _deduplicate_keys(store: Store, removed: dict[int, dict[str, int]]) -> None:
         )
 
 
-def _count(store: Store, accounts: list[Account], removed: dict[int, dict[str, int]]) -> None:
+def _count(store: Store, accounts: list[Account]) -> None:
     """Fill rows_read, rows_kept, rows_skipped, the reasons and the time range of every source."""
     unions = " UNION ".join(
         f"SELECT source, record FROM {name} WHERE record IS NOT NULL" for name in _raw_tables()
     )
-    kept = dict(store.connection.sql(f"SELECT source, count(*) FROM ({unions}) GROUP BY source").fetchall())
+    kept = dict(store.rows(f"SELECT source, count(*) FROM ({unions}) GROUP BY source"))
     rows = []
     for account in accounts:
         number = account.item.number

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from glob import glob, has_magic
 from pathlib import Path, PurePosixPath
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import zstandard
 
@@ -69,20 +69,32 @@ def plain_name(path: str) -> str:
     return name
 
 
+class _Closing(io.BufferedReader):
+    """A buffered stream that also closes what lies beneath it."""
+
+    def __init__(self, stream: Any, beneath: Any) -> None:
+        super().__init__(stream, 1 << 20)
+        self._beneath = beneath
+
+    def close(self) -> None:
+        super().close()
+        self._beneath.close()
+
+
 def decompressed(raw: IO[bytes]) -> IO[bytes]:
     """The stream behind gzip, zstd, bzip2 or xz, told by its first bytes; others as they are."""
-    buffered = io.BufferedReader(cast(io.RawIOBase, raw), 1 << 20) if not hasattr(raw, "peek") else raw
-    start = buffered.peek(6)[:6]  # type: ignore[attr-defined]
+    buffered: Any = raw if hasattr(raw, "peek") else io.BufferedReader(cast(Any, raw), 1 << 20)
+    start = buffered.peek(6)[:6]
     kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), "")
     if kind == "gzip":
-        return cast(IO[bytes], gzip.GzipFile(fileobj=buffered))
+        return cast(IO[bytes], _Closing(gzip.GzipFile(fileobj=buffered), buffered))
     if kind == "zstd":
         reader = zstandard.ZstdDecompressor().stream_reader(buffered, read_across_frames=True)
-        return cast(IO[bytes], io.BufferedReader(cast(io.RawIOBase, reader), 1 << 20))
+        return cast(IO[bytes], _Closing(reader, buffered))
     if kind == "bzip2":
-        return cast(IO[bytes], bz2.BZ2File(buffered))
+        return cast(IO[bytes], _Closing(bz2.BZ2File(buffered), buffered))
     if kind == "xz":
-        return cast(IO[bytes], lzma.LZMAFile(buffered))
+        return cast(IO[bytes], _Closing(lzma.LZMAFile(buffered), buffered))
     return cast(IO[bytes], buffered)
 
 
@@ -167,8 +179,9 @@ def _file(path: str) -> Iterator[Input]:
     whole = Input(path, reopen, status.st_mtime_ns, status.st_size)
     try:
         with Path(path).open("rb") as raw:
-            start = raw.read(4)
-        if start == b"PK\x03\x04":
+            start = raw.read(8)
+        whole.mtime_ns = _gzip_time(start) or whole.mtime_ns
+        if start.startswith(b"PK\x03\x04"):
             yield from _zip_members(path)
             return
         tar_start = whole.head().data[:512] if status.st_size else b""
@@ -182,6 +195,13 @@ def _file(path: str) -> Iterator[Input]:
         yield _broken(path, f"cannot be decompressed: {error}", status.st_size)
         return
     yield whole
+
+
+def _gzip_time(start: bytes) -> int | None:
+    """When the content of a gzip file was last changed, by its header; copies and checkouts keep it."""
+    if not start.startswith(b"\x1f\x8b") or len(start) < 8:
+        return None
+    return int.from_bytes(start[4:8], "little") * 1_000_000_000 or None
 
 
 def _broken(path: str, problem: str, size: int | None = None) -> Input:
@@ -208,7 +228,11 @@ def _zip_members(path: str) -> Iterator[Input]:
 
 
 def _zip_opener(path: str, member: str) -> Callable[[], IO[bytes]]:
-    return lambda: zipfile.ZipFile(path).open(member)
+    def reopen() -> IO[bytes]:
+        archive = zipfile.ZipFile(path)
+        return cast(IO[bytes], _Closing(archive.open(member), archive))
+
+    return reopen
 
 
 def _zip_time(info: zipfile.ZipInfo) -> int | None:

@@ -25,30 +25,37 @@ RESOURCE_ALIASES: Mapping[str, str] = {
 }
 
 
-def run(store: Store) -> None:
-    """Interpret log records, then spans; name_resources() and workers.resolve() come first."""
+def run(store: Store) -> pl.DataFrame:
+    """Interpret log records, then spans; name_resources() and workers.resolve() come first.
+
+    Returns the copies of spans that were removed (spans.deduplicate), for log records may hold spans too.
+    """
     _interpret_logs(store)
     store.execute("DROP TABLE IF EXISTS temp.log_records")
-    spans.deduplicate(store.connection)
-    if store.count("spans") == 0:
-        return
-    _assign_owners(store)
-    facts = store.sql("SELECT worker, key, value FROM facts")
-    total = store.count("spans")
-    batches = max(1, -(-total // BATCH_SPANS))
-    for name, claims in registry.claims().items():
-        module = registry.collectors()[name]
-        owned = store.scalar(f"SELECT count(*) FROM span_owners WHERE owner = '{name}'")
-        if not owned or not hasattr(module, "interpret"):
-            continue
-        for batch in range(batches):
-            frame = _frame(store, name, claims, batch, batches)
-            if frame.height:
-                sink = RowSink(store)
-                module.interpret(frame, facts, sink)
-                sink.close()
-    store.execute("DROP TABLE IF EXISTS span_owners")
+    copies = spans.deduplicate(store.connection)
+    if store.count("spans"):
+        _assign_owners(store)
+        facts = store.sql("SELECT worker, key, value FROM facts")
+        for name in registry.claims():
+            _interpret_spans(store, name, facts)
+        store.execute("DROP TABLE span_owners")
     store.execute("DROP TABLE IF EXISTS resource_workers")
+    return copies
+
+
+def _interpret_spans(store: Store, name: str, facts: pl.DataFrame) -> None:
+    """Give one collector the traces that hold its spans."""
+    module = registry.collectors()[name]
+    owned = store.scalar(f"SELECT count(*) FROM span_owners WHERE owner = '{name}'")
+    if not owned or not hasattr(module, "interpret"):
+        return
+    batches = max(1, -(-store.count("spans") // BATCH_SPANS))
+    for batch in range(batches):
+        frame = _frame(store, name, registry.claims()[name], batch, batches)
+        if frame.height:
+            sink = RowSink(store)
+            module.interpret(frame, facts, sink)
+            sink.close()
 
 
 def name_resources(store: Store) -> None:
@@ -56,7 +63,7 @@ def name_resources(store: Store) -> None:
     aliases = dict(RESOURCE_ALIASES)
     for claims in registry.claims().values():
         aliases.update(claims.resource_aliases)
-    columns = ", ".join(f"attributes['{key}'] AS \"{key}\"" for key in aliases)
+    columns = ", ".join(f'{spans.resource_attribute_sql(key)} AS "{key}"' for key in aliases)
     rows = store.connection.sql(
         f"""SELECT r.resource, attributes['host.name'] AS host, t.start_ns, t.end_ns, s.path, {columns}
             FROM resources r
@@ -82,8 +89,7 @@ def name_resources(store: Store) -> None:
         )  # fmt: skip
         named.append({"resource": row["resource"], "worker": worker})
     sink.close()
-    frame = pl.DataFrame(named, schema={"resource": pl.String, "worker": pl.String})  # noqa: F841
-    store.execute("CREATE OR REPLACE TEMP TABLE resource_workers AS SELECT * FROM frame")
+    store.temporary("resource_workers", pl.DataFrame(named, schema={"resource": pl.String, "worker": pl.String}))
 
 
 def _interpret_logs(store: Store) -> None:
@@ -120,17 +126,16 @@ def _resolved(resource: str) -> str:
 
 def _assign_owners(store: Store) -> None:
     """Temp table span_owners(scope_name, name, owner): every span has exactly one owner."""
-    groups = store.connection.sql(
-        """SELECT scope_name, name,
-                  list_distinct(flatten(array_agg(DISTINCT map_keys(attributes_string)))) AS keys
+    groups = store.rows(
+        f"""SELECT scope_name, name, list_distinct(flatten(array_agg(DISTINCT {spans.keys_sql()}))) AS keys
            FROM spans GROUP BY ALL"""
-    ).fetchall()
+    )
     rows = [
         {"scope_name": scope, "name": name, "owner": registry.owner(scope, name or "", frozenset(keys or ()))}
         for scope, name, keys in groups
     ]
-    frame = pl.DataFrame(rows, schema={"scope_name": pl.String, "name": pl.String, "owner": pl.String})  # noqa: F841
-    store.execute("CREATE OR REPLACE TEMP TABLE span_owners AS SELECT * FROM frame")
+    kinds = {"scope_name": pl.String, "name": pl.String, "owner": pl.String}
+    store.temporary("span_owners", pl.DataFrame(rows, schema=kinds))
 
 
 def _frame(store: Store, name: str, claims: Claims, batch: int, batches: int) -> pl.DataFrame:
@@ -139,7 +144,7 @@ def _frame(store: Store, name: str, claims: Claims, batch: int, batches: int) ->
         f'{spans.attribute_sql(key, kind)} AS "{key}"' for key, kind in claims.attributes.items()
     )
     resource = ", ".join(
-        f"r.attributes['{key}'] AS \"resource.{key}\"" for key in claims.resource_attributes
+        f'r.{spans.resource_attribute_sql(key)} AS "resource.{key}"' for key in claims.resource_attributes
     )
     part = f"hash(t.trace_id) % {batches} = {batch}" if batches > 1 else "true"
     others = store.scalar(f"SELECT count(*) FROM span_owners WHERE owner IS DISTINCT FROM '{name}'")

@@ -13,23 +13,14 @@ import numpy as np
 import polars as pl
 
 from pdtrace._phases_input import Batches
-from pdtrace._phases_sweep import Intervals, Pieces, Windows, sweep
+from pdtrace._phases_kinds import number_kinds
+from pdtrace._phases_sweep import NOBODY, Intervals, Ints, Pieces, Windows, sweep
 from pdtrace.errors import SchemaMismatch
 from pdtrace.model import PHASE_DETAILS
 
 if TYPE_CHECKING:
     from pdtrace.store import Store
 
-_KIND = ("detail", "worker", "basis", "semantics")  # what a winning interval hands to its phase
-_UNATTRIBUTED = {"detail": "unattributed", "worker": None, "basis": "inferred", "semantics": None}
-_RANKS = pl.DataFrame(
-    {
-        "detail": list(PHASE_DETAILS),
-        "phase": list(PHASE_DETAILS.values()),
-        "rank": range(len(PHASE_DETAILS)),
-    },
-    schema_overrides={"rank": pl.Int64},
-)
 _AXIS_LIMIT = 2.0**61  # windows laid end to end must stay inside 64-bit nanoseconds
 
 
@@ -46,23 +37,21 @@ def partition(store: Store, *, batch_requests: int = 100_000) -> None:
 def cut(windows: pl.DataFrame, intervals: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Partition the windows of requests by their intervals; returns (phases, partition_checks).
 
-    windows: request, start_ns, end_ns, first_token_ns, negative_ns (of reported remainders, >= 0).
-    intervals: request, detail, start_ns, end_ns, worker, basis, semantics. Intervals without both
-    instants have no position and are left out; reversed ones are counted in negative_ns and left out.
+    windows: number, request, start_ns, end_ns, first_token_ns, negative_ns (of reported remainders, >= 0).
+    intervals: number (of the window), detail, start_ns, end_ns, worker, basis, semantics. Those without
+    both instants have no position and are left out; reversed ones are counted in negative_ns and left out.
     """
     if windows.height > 1 and _axis(windows) > _AXIS_LIMIT:
         return _in_halves(windows, intervals)
     _check_details(intervals)
     windows = windows.with_columns(pl.col("negative_ns").fill_null(0))
-    cuttable = windows.filter(pl.col("end_ns") > pl.col("start_ns")).with_row_index("window")
-    placed = _split_at_first_token(
-        intervals.drop_nulls(["request", "start_ns", "end_ns"]).join(
-            cuttable.select("request", "window", "first_token_ns"), on="request"
-        )
+    cuttable = windows.filter(pl.col("end_ns") > pl.col("start_ns"))
+    placed = _placed(cuttable, intervals.drop_nulls(["start_ns", "end_ns"]))
+    forwards = _split_at_first_token(
+        cuttable, placed.filter(pl.col("end_ns") > pl.col("start_ns"))
     )
-    forwards = placed.filter(pl.col("end_ns") > pl.col("start_ns"))
-    kinds = _kinds(forwards)
-    pieces = sweep(_windows(cuttable), _intervals(forwards, kinds))
+    kinds, numbers = number_kinds(forwards)
+    pieces = sweep(_windows(cuttable), _intervals(forwards, kinds, numbers))
     return _phases(cuttable, pieces, kinds), _checks(windows, cuttable, placed, pieces)
 
 
@@ -77,7 +66,7 @@ def _in_halves(
     """Absurdly long windows (a garbage start stamp) must not overflow the axis of their batch."""
     middle = windows.height // 2
     (phases_a, checks_a), (phases_b, checks_b) = (
-        cut(half, intervals.join(half.select("request"), on="request", how="semi"))
+        cut(half, intervals.join(half.select("number"), on="number", how="semi"))
         for half in (windows[:middle], windows[middle:])
     )
     return pl.concat([phases_a, phases_b]), pl.concat([checks_a, checks_b])
@@ -93,62 +82,66 @@ def _check_details(intervals: pl.DataFrame) -> None:
         )
 
 
-def _split_at_first_token(placed: pl.DataFrame) -> pl.DataFrame:
+def _placed(cuttable: pl.DataFrame, intervals: pl.DataFrame) -> pl.DataFrame:
+    """The intervals that have a window, with its index."""
+    number = cuttable["number"].to_numpy()
+    if cuttable.is_empty() or intervals.is_empty():
+        return intervals.clear().with_columns(pl.lit(0, pl.Int64).alias("window"))
+    low, high = int(number.min()), int(number.max())
+    window_of = np.full(high - low + 1, NOBODY, dtype=np.int64)
+    window_of[number - low] = np.arange(len(number))
+    inside = intervals.filter(pl.col("number").is_between(low, high))
+    placed = inside.with_columns(pl.Series("window", window_of[inside["number"].to_numpy() - low]))
+    return placed.filter(pl.col("window") != NOBODY)
+
+
+def _split_at_first_token(cuttable: pl.DataFrame, forwards: pl.DataFrame) -> pl.DataFrame:
     """Before the first token reaches the user, the way out of it (stream_out) is not decode time."""
-    first = pl.col("first_token_ns")
-    splits = (pl.col("detail") == "stream_out") & first.is_not_null()
-    way_out = placed.filter(splits & (pl.col("end_ns") > pl.col("start_ns")))
+    leaving = pl.col("detail") == "stream_out"
+    way_out = forwards.filter(leaving)
     if way_out.is_empty():
-        return placed
+        return forwards
+    first = pl.col("first_token_ns")
+    forwards = forwards.with_columns(pl.col("detail").cast(pl.String))
+    way_out = way_out.with_columns(
+        pl.col("detail").cast(pl.String), cuttable["first_token_ns"].gather(way_out["window"])
+    )
     before = way_out.filter(pl.col("start_ns") < first).with_columns(
         pl.lit("stream_out_first").alias("detail"), pl.min_horizontal("end_ns", first).alias("end_ns")
     )
-    after = way_out.filter(pl.col("end_ns") > first).with_columns(
+    after = way_out.filter(first.is_null() | (pl.col("end_ns") > first)).with_columns(
         pl.max_horizontal("start_ns", first).alias("start_ns")
     )
-    rest = placed.filter((splits & (pl.col("end_ns") > pl.col("start_ns"))).not_())
-    return pl.concat([rest, before, after])
-
-
-def _kinds(intervals: pl.DataFrame) -> pl.DataFrame:
-    """The distinct (detail, worker, basis, semantics), numbered in an order that no reading order changes."""
-    distinct = intervals.select(_KIND).unique().sort(_KIND, nulls_last=True)
-    return distinct.join(_RANKS, on="detail", maintain_order="left").with_row_index("kind")
+    parts = pl.concat([before, after]).drop("first_token_ns")
+    return pl.concat([forwards.filter(leaving.not_()), parts])
 
 
 def _windows(cuttable: pl.DataFrame) -> Windows:
     return Windows(cuttable["start_ns"].to_numpy(), cuttable["end_ns"].to_numpy())
 
 
-def _intervals(forwards: pl.DataFrame, kinds: pl.DataFrame) -> Intervals:
-    numbered = forwards.join(kinds, on=_KIND, nulls_equal=True)
+def _intervals(placed: pl.DataFrame, kinds: pl.DataFrame, numbers: Ints) -> Intervals:
     return Intervals(
-        numbered["window"].cast(pl.Int64).to_numpy(),
-        numbered["start_ns"].to_numpy(),
-        numbered["end_ns"].to_numpy(),
-        numbered["rank"].to_numpy(),
-        numbered["kind"].cast(pl.Int64).to_numpy(),
+        placed["window"].to_numpy(),
+        placed["start_ns"].to_numpy(),
+        placed["end_ns"].to_numpy(),
+        kinds["rank"].to_numpy()[numbers],
+        numbers,
     )
 
 
 def _phases(cuttable: pl.DataFrame, pieces: Pieces, kinds: pl.DataFrame) -> pl.DataFrame:
-    nobody = pl.DataFrame([_UNATTRIBUTED], schema=kinds.select(_KIND).schema)
-    named = pl.concat(
-        [kinds.select("phase", *_KIND), nobody.join(_RANKS, on="detail").select("phase", *_KIND)]
-    )
-    kind = np.where(pieces.kind < 0, kinds.height, pieces.kind)
-    owners = named[kind]
-    return pl.DataFrame(
-        {
-            "request": cuttable["request"][pieces.window],
-            "phase": owners["phase"],
-            "detail": owners["detail"],
-            "start_ns": pieces.start,
-            "end_ns": pieces.end,
-            "worker": owners["worker"],
-            "basis": owners["basis"],
-            "semantics": owners["semantics"],
-        }
+    names = kinds.drop("rank").cast(pl.Categorical)  # few names, many rows
+    owners = names[np.where(pieces.kind == NOBODY, kinds.height - 1, pieces.kind)]
+    return owners.select(
+        cuttable["request"].gather(pieces.window),
+        "phase",
+        "detail",
+        pl.Series("start_ns", pieces.start),
+        pl.Series("end_ns", pieces.end),
+        "worker",
+        "basis",
+        "semantics",
     )
 
 
@@ -158,16 +151,16 @@ def _checks(
     """What had to be cut, for every request with both ends; a reversed window counts as negative time."""
     backwards = (
         placed.filter(pl.col("end_ns") < pl.col("start_ns"))
-        .group_by("request")
+        .group_by("number")
         .agg((pl.col("start_ns") - pl.col("end_ns")).sum().alias("reversed_ns"))
     )
-    swept = cuttable.select("request").with_columns(
+    swept = cuttable.select("number").with_columns(
         pl.Series("clip_ns", pieces.clip), pl.Series("overlap_ns", pieces.overlap)
     )
     window = pl.col("end_ns") - pl.col("start_ns")
     return (
-        windows.join(swept, on="request", how="left", maintain_order="left")
-        .join(backwards, on="request", how="left", maintain_order="left")
+        windows.join(swept, on="number", how="left", maintain_order="left")
+        .join(backwards, on="number", how="left", maintain_order="left")
         .select(
             "request",
             window.alias("window_ns"),

@@ -8,15 +8,17 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import polars as pl
 import pyarrow as pa
 
-from pdtrace import library, model
+from pdtrace import library, model, spans
 from pdtrace.inputs import Input
-from pdtrace.model import Batch
 from pdtrace.store import Store
+
+if TYPE_CHECKING:
+    from pdtrace.model import Batch
 
 FLUSH_ROWS = 65_536
 
@@ -66,6 +68,8 @@ class RowSink:
             self._append(table, rows)
 
     def _append(self, table: str, batch: Any) -> None:
+        if table == "spans":
+            batch = spans.packed(batch)
         takes_source = any(c.name == "source" for c in library.staging(table).columns)
         if not takes_source:
             batch = _without_source(batch)
@@ -233,9 +237,12 @@ class _HashingRaw(io.RawIOBase):
 
     def finish(self) -> None:
         """Read what the collector left."""
+        if self._stream.closed:
+            return
         while block := self._stream.read(1 << 20):
             self.hash.update(block)
             self.size += len(block)
+        self._stream.close()
 
 
 class Reading:

@@ -73,8 +73,12 @@ class Store:
 
     def scalar(self, query: str) -> Any:
         """The single value of a query, None when there is no row."""
-        row = self.connection.sql(query).fetchone()
-        return None if row is None else row[0]
+        rows = self.rows(query)
+        return rows[0][0] if rows else None
+
+    def rows(self, query: str, parameters: Sequence[object] | None = None) -> list[tuple[Any, ...]]:
+        """Run SQL with ? parameters and return plain tuples, for the few rows that Python looks at."""
+        return self.connection.execute(query, parameters or []).fetchall()
 
     def count(self, table: str) -> int:
         """Rows of a table."""
@@ -119,6 +123,10 @@ class Store:
             if not null_column and not _fits(found, columns[name]):
                 raise SchemaMismatch(f"table {table}, column {name}: expected {columns[name]}, found {found}")
         self._checked.add(mark)
+
+    def temporary(self, name: str, rows: pl.DataFrame | pa.Table) -> None:
+        """Make (or make anew) a temporary table of these rows."""
+        self.connection.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS SELECT * FROM rows")
 
     def install(self, *, comments: bool | None = None) -> None:
         """Create all views and findings, in order of need; comments go into files."""

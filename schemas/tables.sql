@@ -41,7 +41,8 @@ CREATE TABLE skipped (
 CREATE TABLE resources (
   resource VARCHAR,          -- hash of the content
   service_name VARCHAR,      -- service.name
-  attributes MAP(VARCHAR, VARCHAR)   -- all attributes as text (typed values as JSON)
+  attributes MAP(VARCHAR, VARCHAR),  -- all attributes as text (typed values as JSON)
+  content VARCHAR            -- the same with types kept, and schema URL and unknown fields, as one JSON object
 );
 
 -- OpenTelemetry spans, lossless except content (prompt and answer text becomes length and sha256)
@@ -64,11 +65,16 @@ CREATE TABLE spans (
   scope_name VARCHAR,        -- instrumentation scope
   scope_version VARCHAR,     -- its version
   resource VARCHAR,          -- the resource (table resources)
-  attributes_string MAP(VARCHAR, VARCHAR),  -- string attributes
-  attributes_int MAP(VARCHAR, BIGINT),      -- integer attributes
-  attributes_double MAP(VARCHAR, DOUBLE),   -- floating point attributes
-  attributes_bool MAP(VARCHAR, BOOLEAN),    -- boolean attributes
-  attributes_other MAP(VARCHAR, VARCHAR),   -- arrays, maps, bytes and empty values, as JSON text
+  string_keys VARCHAR,       -- keys of the string attributes, joined by chr(31)
+  string_values VARCHAR[],   -- their values, in the same order
+  int_keys VARCHAR,          -- keys of the integer attributes
+  int_values BIGINT[],       -- their values
+  double_keys VARCHAR,       -- keys of the floating point attributes
+  double_values DOUBLE[],    -- their values
+  bool_keys VARCHAR,         -- keys of the boolean attributes
+  bool_values BOOLEAN[],     -- their values
+  other_keys VARCHAR,        -- keys of arrays, maps, bytes and empty values
+  other_values VARCHAR[],    -- their values as JSON text
   events STRUCT(time_ns BIGINT, name VARCHAR, attributes VARCHAR)[],       -- span events; attributes as JSON text
   links STRUCT(trace_id VARCHAR, span_id VARCHAR, attributes VARCHAR)[],   -- span links; attributes as JSON text
   extra VARCHAR,             -- fields of the record that this table has no column for, as JSON text
@@ -159,7 +165,7 @@ CREATE TABLE transfers (
   end_ns BIGINT,             -- end
   duration_ms DOUBLE,        -- duration where instants are unknown
   bytes BIGINT,              -- bytes moved
-  backend VARCHAR,           -- NIXL, Mooncake, LMCache, ...
+  backend VARCHAR,           -- name of the mover, as it calls itself
   direction VARCHAR,         -- prefill_to_decode, decode_to_prefill, load or store
   outcome VARCHAR            -- completed, failed or expired
 );
@@ -193,7 +199,7 @@ CREATE TABLE workers (
   name VARCHAR,              -- short name for people
   role VARCHAR,              -- client, gateway, router, frontend, prefill, decode, aggregated; NULL unknown
   role_basis VARCHAR,        -- span, log, config or inferred
-  engine VARCHAR,            -- software: vLLM, Dynamo, ...
+  engine VARCHAR,            -- software that it runs
   version VARCHAR,           -- its version
   host VARCHAR,              -- host name
   rank VARCHAR,              -- data parallel or tensor rank
@@ -253,7 +259,7 @@ CREATE TABLE legs (
   request_id VARCHAR,        -- the component's own request id
   external_id VARCHAR,       -- id that travels between components (X-Request-Id based, without prefixes and suffixes of one component)
   remote_id VARCHAR,         -- request id of another component that this leg names (remote_request_id)
-  bootstrap_room VARCHAR,    -- SGLang bootstrap room
+  bootstrap_room VARCHAR,    -- room in which P and D meet
   transfer_id VARCHAR,       -- transfer id shared by P and D
   session VARCHAR,           -- session or conversation
   turn BIGINT,               -- turn in the session
@@ -426,4 +432,58 @@ CREATE TABLE clocks (
   residual_p50_ns BIGINT,    -- median residual of the matches
   residual_p95_ns BIGINT,    -- 95th percentile
   method VARCHAR             -- how it was found
+);
+
+-- decode seconds lost to prefill on one worker and rank, from its engine steps (evidence level A)
+-- stage: methods
+-- key: worker, rank
+CREATE TABLE interference_steps (
+  worker VARCHAR,            -- the worker
+  rank VARCHAR,              -- engine index or data parallel rank inside the worker
+  deployment VARCHAR,        -- deployment of the worker
+  role VARCHAR,              -- role of the worker
+  capture VARCHAR,           -- full, sampled (then nothing is summed) or NULL unknown (likewise)
+  steps BIGINT,              -- steps of the rank
+  decode_only_steps BIGINT,  -- steps that only decoded, first steps after a KV pull among them
+  mixed_steps BIGINT,        -- steps that decoded and computed prompt tokens
+  prefill_only_steps BIGINT, -- steps that only computed prompt tokens
+  idle_steps BIGINT,         -- steps that did neither
+  pulled_steps BIGINT,       -- steps that only took over pulled KV; counted as decode, not as prefill
+  decode_only_p50_ms DOUBLE, -- median duration of the decode-only steps
+  mixed_p50_ms DOUBLE,       -- median duration of the mixed steps
+  prefill_only_p50_ms DOUBLE, -- median duration of the prefill-only steps
+  baseline_ms DOUBLE,        -- fitted duration of a decode-only step: constant part
+  baseline_per_request_ms DOUBLE,  -- likewise: for each decoding request
+  baseline_per_kv_token_ms DOUBLE, -- likewise: for each token of their context; NULL where steps do not say it
+  noise_ms DOUBLE,           -- scatter (sigma) of decode-only steps around that fit, at the median batch
+  affected_steps BIGINT,     -- steps with prompt tokens during which requests were decoding
+  lost_s DOUBLE,             -- decode seconds lost, summed over the requests held up; NULL where it cannot be summed
+  lost_low_s DOUBLE,         -- 95 % interval of the loss of this period, lower end
+  lost_high_s DOUBLE,        -- upper end
+  decode_s DOUBLE,           -- step-counted decode time: sum of step duration x requests decoding; the denominator of lost_ratio
+  lost_ratio DOUBLE,         -- lost_s / decode_s
+  lost_ratio_low DOUBLE,     -- 95 % block bootstrap interval of the share (would another such period show it), lower end
+  lost_ratio_high DOUBLE,    -- upper end
+  prefill_only_lost_s DOUBLE, -- part of lost_s from prefill-only steps, a lower bound
+  plain_lost_s DOUBLE,       -- cross-check: mixed steps' excess over the decode-only median, x requests decoding
+  capped_s DOUBLE,           -- seconds of excess not blamed on prefill, being far above what such prompts cost; NULL without a cost fit
+  flagged BOOLEAN,           -- interference is shown: lost_ratio_low > 0.01 and at least 5 affected steps; NULL cannot tell
+  note VARCHAR               -- what limits the numbers, or why there are none
+);
+
+-- engine steps with prompt tokens during which requests were decoding: what each took from them
+-- stage: methods
+-- key: worker, rank, seq, start_ns
+CREATE TABLE interference_step_losses (
+  worker VARCHAR,            -- the worker
+  rank VARCHAR,              -- rank inside the worker
+  seq BIGINT,                -- iteration number
+  start_ns BIGINT,           -- start, or the earliest possible one
+  elapsed_ms DOUBLE,         -- duration of the step
+  baseline_ms DOUBLE,        -- duration that its decodes alone would have taken; 0 in a prefill-only step
+  excess_ms DOUBLE,          -- elapsed - baseline, cut where it is far above what such prompts cost
+  residents BIGINT,          -- requests held up
+  prefill_requests BIGINT,   -- requests whose prompt was computed
+  prefill_tokens BIGINT,     -- prompt tokens computed
+  lost_s DOUBLE              -- excess x residents
 );

@@ -1,0 +1,383 @@
+"""What single log records of Dynamo say: router choices, requests, failures, settings, alarms.
+
+The same records are lines of the JSONL log and OTLP log records; both come here as Entry. Details
+of events are the fixed words of a message, cut before the first value: never text of a request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import polars as pl
+
+from pdtrace.model import Sink
+
+from ._common import integer, number
+from ._dynamo_names import FACT_BLOCK_SIZE, FACT_LOG, GENERATE, SLACK_NS, STATUSES
+
+MICROSECOND = 1_000
+
+USED = ""  # verdict: the record gave a row
+REASON_HARMLESS = "message known to be harmless"
+REASON_NOTHING = "log line that says nothing about requests"
+REASON_PAIRED = "end of a request, told with the line that began it"
+REASON_TOLD = "line of a worker's request, told by its span"
+REASON_COST = "router's choice, told by its span; the cost is among the reported values"
+REASON_SPAN = "start of a span whose end is in the log"
+
+# Messages at WARN or ERROR that come with every healthy run (1.6.1).
+_HARMLESS = ("Distributed Trace Context not found", "Removing worker ", "monitor_instance_source: ")
+_JOINED = re.compile(r"^Adding worker WorkerWithDpRank \{ worker_id: (\d+)")
+_FIXED = re.compile(r"^[^:{}\[\]()/\\\"'`=<>\d]+")
+_MOCKER = re.compile(r"\b(num_gpu_blocks|block_size|max_num_seqs|max_num_batched_tokens|enable_prefix_caching"
+                     r"|enable_chunked_prefill|tensor_parallel_size|dp_size|worker_type|speedup_ratio"
+                     r"|kv_transfer_bandwidth|kv_transfer_bytes_per_token): (?:Some\()?([\w.]+)")  # fmt: skip
+
+# setting as Dynamo spells it -> fact
+_SETTINGS = {
+    "num_gpu_blocks": "kv_blocks", "num_gpu_blocks_override": "kv_blocks",
+    "total_kv_blocks": "kv_blocks",
+    "block_size": FACT_BLOCK_SIZE, "kv_cache_block_size": FACT_BLOCK_SIZE,
+    "page_size": FACT_BLOCK_SIZE,
+    "max_num_seqs": "max_num_seqs", "max_running_requests": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "chunked_prefill_size": "max_num_batched_tokens",
+    "max_model_len": "max_model_len", "context_length": "max_model_len",
+    "tensor_parallel_size": "tensor_parallel_size", "dp_size": "data_parallel_size",
+    "data_parallel_size": "data_parallel_size", "enable_prefix_caching": "enable_prefix_caching",
+    "enable_chunked_prefill": "enable_chunked_prefill", "worker_type": "engine_role",
+    "disaggregation_mode": "engine_role", "router_mode": "router_mode",
+    "speedup_ratio": "speedup_ratio",
+    "kv_transfer_bandwidth": "kv_transfer_bandwidth_gb_s",
+    "kv_transfer_bytes_per_token": "kv_bytes_per_token", "served_model_name": "model",
+    "migration_limit": "migration_limit", "queue_policy": "router_queue_policy",
+    "decode_router_mode": "router_mode",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One log record, whatever carried it."""
+
+    source: int | None
+    record: int
+    time_ns: int | None
+    level: str
+    target: str
+    message: str
+    fields: Mapping[str, Any]
+    worker: str | None
+
+
+@dataclass
+class Rows:
+    """Gathers the rows that records give, and the requests that have begun."""
+
+    tables: dict[str, list[dict[str, Any]]] = field(
+        default_factory=lambda: {"legs": [], "decisions": [], "events": [], "reported": []}
+    )
+    facts: dict[tuple[str | None, str], str] = field(default_factory=dict)
+    spans_seen: bool = False  # the log tells spans: they are the better legs of workers
+    frontend_seen: bool = False  # a request line of an HTTP frontend was seen
+    service: str | None = None
+    block_size: int | None = None
+    _window: tuple[int, int] | None = None
+    _open: dict[str, Entry] = field(default_factory=dict)
+
+    def take(self, entry: Entry) -> str:
+        """Use one record; returns USED or why it gave nothing."""
+        if entry.time_ns is not None:
+            first, last = self._window or (entry.time_ns, entry.time_ns)
+            self._window = (min(first, entry.time_ns), max(last, entry.time_ns))
+        used = self._settings(entry)
+        if entry.message == "Selected worker":
+            return self._selected(entry)
+        if entry.message == "request received" and entry.fields.get("request_id"):
+            return self._received(entry)
+        if entry.message == "request completed" and entry.fields.get("request_id"):
+            return self._completed(entry)
+        if entry.level in ("WARN", "ERROR", "FATAL"):
+            return self._alarm(entry)
+        return USED if used else REASON_NOTHING
+
+    def flush(self, out: Sink) -> None:
+        """Hand over what was gathered."""
+        for table, rows in self.tables.items():
+            if rows:
+                # Without a source of its own a row gets the one that is being read.
+                out.add(
+                    table,
+                    [
+                        {k: v for k, v in row.items() if k != "source" or v is not None}
+                        for row in rows
+                    ],
+                )
+                rows.clear()
+
+    def finish(self, out: Sink, worker_of_log: str | None) -> None:
+        """Requests that never completed in this log, and the settings."""
+        for entry in self._open.values():
+            self._leg(entry, None, "unknown", None)
+        self._open.clear()
+        self.flush(out)
+        for (worker, key), value in sorted(self.facts.items(), key=str):
+            out.fact(worker, key, value)
+        if self._window:
+            said = {"service": self.service, "from_ns": self._window[0], "to_ns": self._window[1]}
+            out.fact(worker_of_log, FACT_LOG, orjson.dumps(said).decode())
+
+    def _selected(self, entry: Entry) -> str:
+        """The scheduler's choice with its cost; the cached blocks are those that it believed in.
+
+        Where spans tell the choice, only its cost is new.
+        """
+        if self.spans_seen:
+            return self._cost(entry)
+        blocks = number(entry.fields.get("effective_cached_blocks"))
+        known = blocks is not None and self.block_size is not None
+        worker_id = entry.fields.get("worker_id")
+        mode = entry.fields.get("router_mode")
+        self.tables["decisions"].append(
+            {
+                "source": entry.source, "record": entry.record,
+                "request_id": entry.fields.get("request_id"),
+                "trace_id": entry.fields.get("trace_id"), "router": entry.worker,
+                "time_ns": entry.time_ns,
+                "phase": _phase(entry.fields.get("worker_type")),
+                "policy": str(mode).lower() if mode else None,
+                "worker": f"worker_id:{worker_id}" if worker_id is not None else None,
+                "cost": number(entry.fields.get("logit")),
+                "overlap_tokens": round(blocks * self.block_size) if known else None,
+                 # type: ignore[operator]
+            }
+        )  # fmt: skip
+        return USED
+
+    def _cost(self, entry: Entry) -> str:
+        cost, request_id = number(entry.fields.get("logit")), entry.fields.get("request_id")
+        if cost is None or not request_id:
+            return REASON_NOTHING
+        kind = _phase(entry.fields.get("worker_type"))
+        self.tables["reported"].append(
+            {
+                "source": entry.source, "leg": f"dynamo_log/{request_id}",
+                "quantity": f"router_cost_{kind}" if kind else "router_cost", "value": cost,
+                "unit": "1",
+                "definition": "Dynamo log,
+                Selected worker: logit of the chosen worker (lower is better)",
+            }
+        )  # fmt: skip
+        return REASON_COST
+
+    def _received(self, entry: Entry) -> str:
+        key = _key(entry)
+        if key is None:
+            return REASON_NOTHING
+        self._open[key] = entry
+        return REASON_TOLD if self.spans_seen and _of_worker(entry) else USED
+
+    def _completed(self, entry: Entry) -> str:
+        key = _key(entry)
+        if key is None:
+            return REASON_NOTHING
+        begun = self._open.pop(key, None)
+        word = str(entry.fields.get("status") or "").lower()
+        failed_as = _word(entry.fields.get("error_type"))
+        status = STATUSES.get(word, "failed") if word else "unknown"
+        if failed_as in ("cancelled", "canceled"):
+            status = "aborted"
+        self._leg(begun, entry, status, failed_as)
+        if status in ("failed", "aborted"):
+            self._event(entry, "failure" if status == "failed" else "abort", "warning",
+                        " ".join(filter(None, ["request", status, failed_as])))  # fmt: skip
+            return USED
+        if self.spans_seen and _of_worker(entry):
+            return REASON_TOLD
+        return USED if begun is None else REASON_PAIRED
+
+    def _leg(self, begun: Entry | None, done: Entry | None, status: str, error: str | None) -> None:
+        """A leg from the two lines of a request; workers' only where the log tells no spans."""
+        entry = begun or done
+        assert entry is not None
+        of_worker = _of_worker(entry)
+        self.frontend_seen |= not of_worker
+        if of_worker and self.spans_seen:
+            return
+        fields = {**entry.fields, **(done.fields if done else {})}
+        elapsed = number(fields.get("elapsed_ms"))
+        end = done.time_ns if done else None
+        start = begun.time_ns if begun else None
+        if start is None and end is not None and elapsed is not None:
+            start = end - round(elapsed * 1e6)
+        kind = str(fields.get("request_type") or "")
+        instance = fields.get("instance_id")
+        self.tables["legs"].append(
+            {
+                "source": entry.source, "record": entry.record, "leg": f"dynamo_log/{_key(entry)}",
+                "worker": f"worker_id:{instance}" if of_worker else entry.worker,
+                "observer": "engine" if of_worker else "frontend",
+                "role": _phase(fields.get("component")) if of_worker else "frontend",
+                "role_basis": "log",
+                "container": False, "trace_id": fields.get("trace_id"),
+                "span_id": _span_of(entry), "request_id": fields["request_id"],
+                "external_id": fields.get("x_request_id") or fields["request_id"], "clock": "wall",
+                "start_ns": start, "end_ns": end, "resolution_ns": MICROSECOND,
+                "e2e_ms": None if start is None or end is None else (end - start) / 1e6,
+                "model": _word(fields.get("model")),
+                "streaming": kind == "stream" if kind in ("stream", "unary") else None,
+                "status": status, "error": error if status == "failed" else None,
+            }
+        )  # fmt: skip
+
+    def _alarm(self, entry: Entry) -> str:
+        """Warnings and errors as events: their fixed words only."""
+        joined = _JOINED.match(entry.message)
+        if joined:
+            self._event(
+                entry, "started", "info", "router added the worker", f"worker_id:{joined[1]}"
+            )
+            return USED
+        if entry.message.startswith(_HARMLESS):
+            return REASON_HARMLESS
+        failed = entry.level != "WARN"
+        words = _FIXED.match(entry.message)
+        said = (words[0] if words else "").strip()[:120]
+        self._event(entry, "failure" if failed else "warning", "warning" if failed else "info",
+                    f"{entry.target}: {said}")  # fmt: skip
+        return USED
+
+    def _event(
+        self, entry: Entry, kind: str, severity: str, detail: str, worker: str | None = None
+    ) -> None:
+        self.tables["events"].append(
+            {
+                "source": entry.source, "record": entry.record, "worker": worker or entry.worker,
+                "time_ns": entry.time_ns, "resolution_ns": MICROSECOND, "kind": kind,
+                "severity": severity,
+                "request_id": entry.fields.get("request_id"), "detail": detail,
+            }
+        )  # fmt: skip
+
+    def _settings(self, entry: Entry) -> bool:
+        """Facts in the record; never host names or paths."""
+        found = dict(_settings(entry))
+        for key, value in found.items():
+            self.facts[entry.worker, key] = value
+        size = integer(found.get(FACT_BLOCK_SIZE))
+        if size:
+            self.block_size = size
+        return bool(found)
+
+
+def _settings(entry: Entry) -> Iterator[tuple[str, str]]:
+    """(fact, value) of a record: engine configuration, CONFIG_DUMP, single fields."""
+    if entry.message.startswith("CONFIG_DUMP"):
+        yield from _dumped(entry)
+    elif "MockerConfig" in entry.message:
+        for name, value in _MOCKER.findall(entry.message):
+            if value != "None":
+                yield _SETTINGS[name], value.lower() if name == "worker_type" else value
+    elif entry.message.startswith("Request migration disabled"):
+        yield "migration_limit", "0"
+    elif entry.message in ("Activating prefill router", "Router policy class configured"):
+        for name in ("block_size", "decode_router_mode", "queue_policy"):
+            if name in entry.fields:
+                yield _SETTINGS[name], str(entry.fields[name]).lower()
+
+
+def _dumped(entry: Entry) -> Iterator[tuple[str, str]]:
+    start = entry.message.find("{")
+    try:
+        dump = orjson.loads(entry.message[start:]) if start > 0 else {}
+    except orjson.JSONDecodeError:
+        return
+    packages = dump.get("installed_packages") or {}
+    if isinstance(packages, dict) and isinstance(packages.get("ai-dynamo"), str):
+        yield "dynamo_version", packages["ai-dynamo"]
+    config = dump.get("config")
+    for name, value in config.items() if isinstance(config, dict) else ():
+        if name in _SETTINGS and isinstance(value, str | int | float) and "/" not in str(value):
+            yield _SETTINGS[name], str(value)
+
+
+def _of_worker(entry: Entry) -> bool:
+    """Whether a request line is a worker's: the frontend's names the HTTP endpoint and the
+    model."""
+    return "push_handler" in entry.target or entry.fields.get("span_name") == "handle_payload"
+
+
+def _key(entry: Entry) -> str | None:
+    """What pairs the two lines of a request in one process; None for the control plane's."""
+    request_id = entry.fields["request_id"]
+    if not _of_worker(entry):
+        return str(request_id)
+    if entry.fields.get("endpoint") != GENERATE or not entry.fields.get("instance_id"):
+        return None
+    hop = entry.fields.get("span_id") or entry.fields["instance_id"]
+    return f"{request_id}/{hop}"
+
+
+def _span_of(entry: Entry) -> str | None:
+    """The span that is the same leg: http-request, around the lifecycle's root, or
+    handle_payload."""
+    name, fields = entry.fields.get("span_name"), entry.fields
+    if name == "request.lifecycle":
+        return fields.get("parent_id")
+    return fields.get("span_id") if name in ("http-request", "handle_payload") else None
+
+
+def _phase(word: object) -> str | None:
+    """prefill or decode; "backend" says neither."""
+    text = str(word or "").lower()
+    return text if text in ("prefill", "decode", "aggregated") else None
+
+
+def _word(value: object) -> str | None:
+    """A short name: a value that could be free text is not one."""
+    text = str(value or "").strip()
+    return text if text and len(text) <= 200 and not text.startswith("/") else None
+
+
+def _logs(facts: pl.DataFrame) -> list[dict[str, Any]]:
+    return [
+        orjson.loads(value) for value in facts.filter(pl.col("key") == FACT_LOG)["value"].unique()
+    ]
+
+
+def add_otlp_records(records: pl.DataFrame, facts: pl.DataFrame, out: Sink) -> None:
+    """OTLP log records: body = message, scope = target, attributes = fields.
+
+    What the JSONL log of the same service tells is left to it.
+    """
+    logs = _logs(facts)
+    for (worker, service), group in records.group_by("worker", "service_name", maintain_order=True):
+        name = None if worker is None else str(worker)
+        windows = [
+            (said["from_ns"] - SLACK_NS, said["to_ns"] + SLACK_NS)
+            for said in logs
+            if service is not None and said["service"] == service
+        ]
+        rows = Rows(spans_seen=True, service=None if service is None else str(service))
+        for entry in _entries(group.sort("time_ns", "source", "record"), name):
+            time = entry.time_ns
+            if time is None or not any(start <= time <= end for start, end in windows):
+                rows.take(entry)
+        rows.finish(out, name)
+
+
+def _entries(records: pl.DataFrame, worker: str | None) -> Iterator[Entry]:
+    for row in records.iter_rows(named=True):
+        try:
+            fields = orjson.loads(row["attributes"]) if row["attributes"] else {}
+        except orjson.JSONDecodeError:
+            fields = {}
+        fields.setdefault("trace_id", row["trace_id"])
+        fields.setdefault("span_id", row["span_id"])
+        yield Entry(
+            row["source"], row["record"], row["time_ns"], str(row["severity"] or "").upper(),
+            row["scope_name"] or "", row["body"] or "", fields, worker,
+        )  # fmt: skip

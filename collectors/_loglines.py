@@ -1,0 +1,343 @@
+"""Log lines as frames: container, journal and JSON wrappers taken off, one stream per container.
+
+What stands in front of a program's own line is set by whoever carried it: docker compose
+(`name-1  | `), docker service logs (`name.1.id@node | `), kubectl logs --prefix (`[pod/x/c] `),
+--timestamps and docker logs -t (RFC 3339), CRI files (`<time> stdout F `), docker json-file and
+fluentd ({"log": ...}), journalctl (short, short-iso, json), logcli jsonl, GCP (textPayload), stern
+(`pod container `). The kinds are told from the first lines of a file and then taken off whole
+columns; up to four may be nested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from pdtrace.model import Head, Source
+
+from ._common import MAX_LINE_BYTES
+
+BATCH_BYTES = 8 << 20
+SAMPLE_LINES = 500  # looked at to tell the wrappers of a file
+MOST = 0.6  # share of the sampled lines that must carry a wrapper
+MAX_STREAMS = 256  # more distinct names than this are not container names
+LAYERS = 4
+POD = "pod/"  # streams of Kubernetes containers are pod/<pod>/<container>
+
+SPLIT_LINE = "continuation of a line that the container runtime split"
+
+_ANSI = r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])"
+_RFC3339 = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)"
+# Rust's tracing prints its own RFC 3339 stamp before level and target: not a prefix of anybody
+# else.
+_OWN_STAMP = r"^\s*(?:TRACE|DEBUG|INFO|WARN|ERROR)\s+[A-Za-z_][\w:.]*: "
+
+# name -> pattern with the groups (stream parts ..., time, rest) named s1, s2, time, flag, rest
+_WRAPPERS: dict[str, str] = {
+    "kubectl": r"^\[(?:pod/)?(?P<s1>[a-z0-9][^\s\]]*/[^\s\]]+)\] ?(?P<rest>.*)$",
+    "cri": rf"^(?P<time>{_RFC3339}) std(?:out|err) (?P<flag>[FP])(?::\S*)? ?(?P<rest>.*)$",
+    "journal": rf"^(?P<time>{_RFC3339}) (?P<s1>[\w.-]+) (?P<s2>[^\s:\[\]]+)\[\d+\]: ?(?P<rest>.*)$",
+    "syslog": (
+        r"^[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? "
+        r"(?P<s1>[\w.-]+) (?P<s2>[^\s:\[\]]+)\[\d+\]: ?(?P<rest>.*)$"
+    ),
+    "timestamps": rf"^(?P<time>{_RFC3339}) ?(?P<rest>.*)$",
+    "compose": r"^(?P<s1>[A-Za-z0-9][\w.@-]*) +\| ?(?P<rest>.*)$",
+    "stern": r"^(?P<s1>[a-z0-9][a-z0-9.-]*-[a-z0-9]+) (?P<s2>[a-z0-9][a-z0-9-]*) (?P<rest>.*)$",
+}
+
+# how a JSON wrapper spells (text, time, stream parts): JSON paths, alternatives in order
+_JSON_WRAPPERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    (
+        "$.log",
+        ("$.time", "$.timestamp", "$['@timestamp']"),
+        ("$.kubernetes.pod_name", "$.kubernetes.container_name", "$.container_name"),
+    ),
+    (
+        "$.MESSAGE",
+        ("$.__REALTIME_TIMESTAMP",),
+        ("$._HOSTNAME", "$._SYSTEMD_UNIT", "$.CONTAINER_NAME"),
+    ),
+    (
+        "$.textPayload",
+        ("$.timestamp",),
+        ("$.resource.labels.pod_name", "$.resource.labels.container_name"),
+    ),
+    (
+        "$.line",
+        ("$.timestamp", "$.ts"),
+        ("$.labels.pod", "$.labels.container", "$.labels.instance"),
+    ),
+)
+
+
+@dataclass
+class _Layers:
+    """The wrappers of one file, outermost first, and the half records that wait for their rest."""
+
+    names: list[str] = field(default_factory=list)
+    json: tuple[str, tuple[str, ...], tuple[str, ...]] | None = None
+    known: bool = False
+    waiting: pl.DataFrame | None = None
+
+
+def log_batches(source: Source, size: int = BATCH_BYTES) -> Iterator[pl.DataFrame]:
+    """The source's lines in frames of about `size` bytes, in order.
+
+    Columns: record (ordinal of the line), stream (container, '' without one), prefix_time_ns
+    (stamp of the
+    carrier, else NULL), text (without colours and carriage returns), parts (lines that were joined
+    to it),
+    whole (false: the last line has no newline, it may be half written).
+    """
+    layers = _Layers()
+    first = 0
+    for column, cut in _line_columns(source, size):
+        frame = pl.DataFrame({"text": column}).with_columns(
+            pl.int_range(first, first + len(column), dtype=pl.Int64).alias("record"),
+            (pl.int_range(len(column)) < len(column) - cut).alias("whole"),
+        )
+        first += len(column)
+        unwrapped = _unwrap(frame.with_columns(_plain(frame["text"])), layers)
+        joined = _join_parts(unwrapped, layers, last=cut)
+        if joined.height:
+            yield joined
+    if layers.waiting is not None and layers.waiting.height:
+        yield _joined(layers.waiting)
+
+
+def text_batches(source: Source, size: int = BATCH_BYTES) -> Iterator[pl.DataFrame]:
+    """The source's lines as they are (column `text`), in frames of about `size` bytes."""
+    for column, _ in _line_columns(source, size):
+        yield pl.DataFrame({"text": column})
+
+
+def _line_columns(source: Source, size: int) -> Iterator[tuple[pl.Series, bool]]:
+    """Columns of whole lines; True with the last one when the file does not end with a newline."""
+    rest = b""
+    with source.open() as stream:
+        while block := stream.read(size):
+            block = rest + block
+            end = block.rfind(b"\n") + 1
+            if not end:
+                rest = block
+                if len(rest) > MAX_LINE_BYTES:
+                    break
+                continue
+            rest = block[end:]
+            yield _column(block[:end]), False
+    if rest:
+        yield _column(rest + b"\n"), True
+
+
+def _column(block: bytes) -> pl.Series:
+    """The lines of a block that ends with a newline, as one text column."""
+    if b"\0" in block:
+        block = block.replace(b"\0", b"")
+    try:
+        block.decode("utf-8")
+    except UnicodeDecodeError:
+        block = block.decode("utf-8", "replace").encode("utf-8")
+    ends = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == 10) + 1
+    offsets = np.concatenate([[0], ends]).astype(np.int64)
+    array = pa.LargeStringArray.from_buffers(len(ends), pa.py_buffer(offsets), pa.py_buffer(block))
+    column = pl.from_arrow(array)
+    assert isinstance(column, pl.Series)
+    return column.alias("text").str.strip_chars_end("\r\n")
+
+
+def _plain(text: pl.Series) -> pl.Series:
+    """Without colours; of a line overwritten by carriage returns, what stood there last."""
+    if text.str.contains("\x1b", literal=True).any():
+        text = text.str.replace_all(_ANSI, "")
+    if text.str.contains("\r", literal=True).any():
+        text = text.str.replace(r"^.*\r", "")
+    return text
+
+
+def _unwrap(frame: pl.DataFrame, layers: _Layers) -> pl.DataFrame:
+    """The frame with stream, prefix_time_ns, partial; the text without its wrappers."""
+    frame = frame.with_columns(
+        pl.lit("").alias("stream"),
+        pl.lit(None, dtype=pl.Int64).alias("prefix_time_ns"),
+        pl.lit(False).alias("partial"),
+    )
+    sample = None if layers.known else frame["text"].head(SAMPLE_LINES)
+    if sample is not None:
+        layers.json = _json_wrapper(sample)
+    if layers.json is not None:
+        frame = _off_json(frame, layers.json)
+    if not layers.known:
+        _detect(frame, layers)
+    for name in layers.names:
+        frame = _off(frame, name)
+    return frame
+
+
+def _detect(frame: pl.DataFrame, layers: _Layers) -> None:
+    """Find the wrappers of a file from its first lines."""
+    sample = frame.head(SAMPLE_LINES).filter(pl.col("text").str.len_chars() > 0)
+    layers.known = frame.height >= 20 or layers.json is not None
+    layers.names = []
+    while sample.height and len(layers.names) < LAYERS:
+        name = next(
+            (n for n in _WRAPPERS if n not in layers.names and _carries(sample["text"], n)), None
+        )
+        if name is None:
+            return
+        layers.names.append(name)
+        sample = _off(sample, name).filter(pl.col("text").str.len_chars() > 0)
+
+
+def _carries(text: pl.Series, name: str) -> bool:
+    """Most of these lines have this wrapper, with few distinct names in it."""
+    groups = text.str.extract_groups(_WRAPPERS[name]).struct.unnest()
+    hits = groups.filter(pl.col("rest").is_not_null())
+    if hits.height < max(1, MOST * len(text)):
+        return False
+    if name == "timestamps":
+        own = hits["rest"].str.contains(_OWN_STAMP).sum()
+        return bool(own < 0.3 * hits.height)
+    if "s1" not in groups.columns:
+        return True
+    names = hits.select([c for c in ("s1", "s2") if c in hits.columns]).unique().height
+    if (
+        name == "stern"
+    ):  # two bare words are weak evidence: nearly every line, few pairs, many lines
+        return (
+            len(text) >= 10 and hits.height >= 0.9 * len(text) and names <= max(2, len(text) // 10)
+        )
+    return names <= MAX_STREAMS and (names <= 2 or names <= hits.height / 2)
+
+
+def _off(frame: pl.DataFrame, name: str) -> pl.DataFrame:
+    """Take one wrapper off; lines without it stay as they are."""
+    groups = frame["text"].str.extract_groups(_WRAPPERS[name]).struct.unnest()
+    found = groups["rest"].is_not_null()
+    columns: dict[str, pl.Expr | pl.Series] = {
+        "text": pl.when(found).then(groups["rest"]).otherwise(frame["text"])
+    }
+    parts = [groups[c] for c in ("s1", "s2") if c in groups.columns]
+    if parts:
+        label = parts[0] if len(parts) == 1 else parts[0] + "/" + parts[1]
+        label = POD + label if name in ("kubectl", "stern") else label
+        outer = frame["stream"]
+        both = pl.when(outer == "").then(label).otherwise(outer + "/" + label)
+        columns["stream"] = pl.when(found).then(both).otherwise(outer)
+    if "time" in groups.columns:
+        times = groups.select(rfc3339_ns("time"))["time"]
+        columns["prefix_time_ns"] = pl.coalesce(times, frame["prefix_time_ns"])
+    if "flag" in groups.columns:
+        columns["partial"] = (groups["flag"] == "P").fill_null(False)
+    return frame.with_columns(**columns)
+
+
+def rfc3339_ns(column: str) -> pl.Expr:
+    """RFC 3339 texts of a column as epoch nanoseconds; without a zone they are taken as UTC."""
+    text = pl.col(column)
+    whole = text.str.slice(0, 19).str.replace(" ", "T", literal=True)
+    seconds = whole.str.to_datetime("%Y-%m-%dT%H:%M:%S", strict=False).dt.epoch("s")
+    fraction = text.str.extract(r"[.,](\d{1,9})").str.pad_end(9, "0").cast(pl.Int64).fill_null(0)
+    zone = r"\d([+-])(\d\d):?(\d\d)$"
+    sign = pl.when(text.str.extract(zone, 1) == "-").then(-1).otherwise(1)
+    offset = sign * (
+        text.str.extract(zone, 2).cast(pl.Int64).fill_null(0) * 3600
+        + text.str.extract(zone, 3).cast(pl.Int64).fill_null(0) * 60
+    )
+    # 2026-11-29 alone ends like a zone: only texts with a time of day have one
+    offset = pl.when(text.str.len_chars() > 19).then(offset).otherwise(0)
+    return ((seconds - offset) * 1_000_000_000 + fraction).alias(column)
+
+
+def _json_wrapper(
+    sample: pl.Series,
+) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None:
+    """The JSON wrapper that most of these lines are in."""
+    lines = sample.filter(sample.str.len_chars() > 0)
+    objects = lines.filter(lines.str.starts_with("{"))
+    if not len(objects) or len(objects) < MOST * len(lines):
+        return None
+    for wrapper in _JSON_WRAPPERS:
+        if objects.str.json_path_match(wrapper[0]).is_not_null().sum() >= MOST * len(objects):
+            return wrapper
+    return None
+
+
+def _off_json(
+    frame: pl.DataFrame, wrapper: tuple[str, tuple[str, ...], tuple[str, ...]]
+) -> pl.DataFrame:
+    """Take a JSON wrapper off; lines that are no such object stay as they are."""
+    message, times, names = wrapper
+    text = frame["text"]
+    inner = text.str.json_path_match(message)
+    found = inner.is_not_null()
+    stamp = pl.coalesce(*[text.str.json_path_match(path) for path in times])
+    micros = pl.col("stamp").cast(pl.Int64, strict=False) * 1000  # journald counts microseconds
+    stamped = pl.DataFrame({"stamp": pl.select(stamp).to_series()}).select(
+        pl.coalesce(micros, rfc3339_ns("stamp"))
+    )
+    parts = [text.str.json_path_match(path) for path in names]
+    label = pl.select(pl.concat_str(parts, separator="/", ignore_nulls=True)).to_series()
+    if "pod_name" in names[0] or names[0].endswith(".pod"):
+        in_pod = text.str.json_path_match(names[0]).is_not_null()
+        label = pl.select(pl.when(in_pod).then(POD + label).otherwise(label)).to_series()
+    body = inner.str.strip_chars_end("\r\n")
+    return frame.with_columns(
+        text=pl.when(found).then(_plain(body.fill_null(""))).otherwise(text),
+        stream=pl.when(found).then(label).otherwise(frame["stream"]),
+        prefix_time_ns=pl.when(found).then(stamped.to_series()).otherwise(frame["prefix_time_ns"]),
+        # docker's json-file driver splits at 16 KiB: only the last part ends with a newline
+        partial=found
+        & ~inner.fill_null("").str.ends_with("\n")
+        & (inner.str.len_bytes() >= 16_000),
+    )
+
+
+def _join_parts(frame: pl.DataFrame, layers: _Layers, *, last: bool) -> pl.DataFrame:
+    """Join lines that the runtime split; what waits for its rest stays until the next batch."""
+    frame = frame.select("record", "stream", "prefix_time_ns", "text", "partial", "whole")
+    if layers.waiting is not None:
+        frame = pl.concat([layers.waiting, frame])
+        layers.waiting = None
+    if not frame["partial"].any():
+        return frame.drop("partial").with_columns(pl.lit(1, dtype=pl.Int64).alias("parts"))
+    if not last:
+        # rows after the last complete row of their stream
+        ends = pl.when(~pl.col("partial")).then(pl.col("record")).max().over("stream")
+        open_rows = pl.col("record") > ends.fill_null(-1)
+        layers.waiting = frame.filter(open_rows)
+        frame = frame.filter(~open_rows)
+    return _joined(frame)
+
+
+def _joined(frame: pl.DataFrame) -> pl.DataFrame:
+    group = (~pl.col("partial").shift(1, fill_value=False)).cum_sum().over("stream").alias("group")
+    return (
+        frame.with_columns(group)
+        .group_by("stream", "group", maintain_order=True)
+        .agg(
+            pl.col("record").first(),
+            pl.col("prefix_time_ns").first(),
+            pl.col("text").str.join(""),
+            pl.col("whole").all(),
+            pl.len().cast(pl.Int64).alias("parts"),
+        )
+        .sort("record")
+        .select("record", "stream", "prefix_time_ns", "text", "whole", "parts")
+    )
+
+
+def head_texts(head: Head) -> list[str]:
+    """The unwrapped lines of a head, for sniffing; a line that the head cuts is left out."""
+    data = head.data if head.complete else head.data[: head.data.rfind(b"\n") + 1]
+    if not data:
+        return []
+    text = _column(data if data.endswith(b"\n") else data + b"\n")
+    frame = pl.DataFrame({"text": _plain(text)}).with_columns(
+        pl.int_range(pl.len(), dtype=pl.Int64).alias("record"), pl.lit(True).alias("whole")
+    )
+    return _unwrap(frame, _Layers())["text"].to_list()

@@ -1,0 +1,369 @@
+"""Nested OTLP spans as Arrow -> rows of the tables `spans` and `resources`.
+
+Whole columns at a time.
+
+Every decoder (ptars, pyarrow.json, the walk over Python objects) hands over the same nesting with
+the field
+names of OTLP/JSON; only leaf types differ (ids as bytes or text, integers as numbers or text). One
+code
+flattens them all, so that the same spans give the same rows whatever they were written in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ._otlp_attributes import json_objects, ragged, typed_columns, withhold
+from ._otlp_content import LONG_BYTES, Counted, redact, stand_in
+from ._otlp_resources import Resources
+
+KINDS = ("unspecified", "internal", "server", "client", "producer", "consumer")
+STATUS_CODES = ("unset", "ok", "error")
+INT64_MAX = 2**63 - 1
+
+
+@dataclass
+class SpanRows:
+    """Rows of one batch: `spans` without column record, and how many texts were withheld."""
+
+    spans: pa.Table
+    withheld: int = 0
+
+
+@dataclass
+class _Fragments:
+    """Pieces of the JSON object `extra`, per row; most rows have none."""
+
+    keep_content: bool = False
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+    withheld: int = 0
+
+    def put(self, row: int, key: str, value: Any) -> None:
+        self.rows.setdefault(row, {})[key] = value
+
+    def column(self, n: int) -> pa.Array:
+        if not self.rows:
+            return pa.nulls(n, pa.string())
+        texts: list[str | None] = [None] * n
+        for row, fields in self.rows.items():
+            texts[row] = orjson.dumps(fields, option=orjson.OPT_SORT_KEYS).decode()
+        return pa.array(texts, pa.string())
+
+
+def span_rows(
+    resource_spans: pa.StructArray, resources: Resources, *, keep_content: bool = False
+) -> SpanRows:
+    """Flatten ResourceSpans messages into rows of `spans`.
+
+    New resources are noted in `resources`.
+    """
+    scope_lists = resource_spans.field("scopeSpans")
+    scopes = scope_lists.flatten()
+    scope_resource = _parents(scope_lists)
+    span_lists = scopes.field("spans")
+    spans = span_lists.flatten()
+    span_scope = _parents(span_lists)
+    n = len(spans)
+    resource_ids, withheld = resources.identify(resource_spans, keep_content)
+    extra = _Fragments(keep_content)
+    scope = scopes.field("scope")
+    withheld += _scope_extra(scopes, scope, span_scope, extra, keep_content)
+
+    columns: dict[str, pa.Array] = {
+        "trace_id": hexadecimal(spans.field("traceId")),
+        "span_id": hexadecimal(spans.field("spanId")),
+        "parent_span_id": hexadecimal(spans.field("parentSpanId")),
+        "start_ns": instants(spans.field("startTimeUnixNano")),
+        "end_ns": instants(spans.field("endTimeUnixNano")),
+        "name": pc.fill_null(spans.field("name"), "").dictionary_encode(),
+        "kind": _named(spans.field("kind"), KINDS),
+        "status_code": _named(spans.field("status").field("code"), STATUS_CODES),
+        "trace_state": _text(spans.field("traceState")),
+        "flags": _positive(spans.field("flags")),
+        "scope_name": _of_parent(_text(scope.field("name")), span_scope),
+        "scope_version": _of_parent(_text(scope.field("version")), span_scope),
+        "resource": _of_parent(resource_ids, scope_resource[span_scope]),
+        "resolution_ns": pa.array(np.ones(n, np.int64)),
+    }
+    message, cut = _short(_text(spans.field("status").field("message")), keep_content)
+    columns["status_message"] = message
+    withheld += cut
+
+    attributes = ragged(spans.field("attributes"))
+    for row, fields in attributes.take_irregular().items():
+        extra.put(row, "attributes", fields)
+    if not keep_content:
+        withheld += withhold(attributes)
+    columns.update(typed_columns(attributes))
+    columns["events"], cut = _children(spans, "events", extra, keep_content)
+    columns["links"], more = _children(spans, "links", extra, keep_content)
+    withheld += cut + more
+    for name in ("droppedAttributesCount", "droppedEventsCount", "droppedLinksCount"):
+        _note(extra, name, spans.field(name), np.arange(n))
+    _unknown(extra, spans, np.arange(n))
+    columns["extra"] = extra.column(n)
+    present = {
+        name: column for name, column in columns.items() if n and column.null_count < len(column)
+    }
+    return SpanRows(pa.table(present), withheld + extra.withheld)
+
+
+# ---- scopes, events, links -----------------------------------------------------------------------
+
+
+def _scope_extra(
+    scopes: pa.StructArray,
+    scope: pa.StructArray,
+    span_scope: np.ndarray,
+    extra: _Fragments,
+    keep_content: bool,
+) -> int:
+    """Put what a scope says beyond name and version into `extra` of its spans.
+
+    Counts withheld texts.
+    """
+    found = _Fragments(extra.keep_content)
+    attributes = ragged(scope.field("attributes"))
+    withheld = 0 if keep_content else withhold(attributes)
+    texts = json_objects(attributes)
+    for row in _valid(texts):
+        found.put(int(row), "attributes", orjson.loads(texts[int(row)].as_py()))
+    every = np.arange(len(scopes))
+    _note(found, "droppedAttributesCount", scope.field("droppedAttributesCount"), every)
+    _note(found, "schemaUrl", scopes.field("schemaUrl"), every)
+    _unknown(found, scopes, every)
+    extra.withheld += found.withheld
+    if found.rows:
+        for row, parent in enumerate(span_scope):
+            if int(parent) in found.rows:
+                extra.put(row, "scope", found.rows[int(parent)])
+    return withheld
+
+
+def _children(
+    spans: pa.StructArray, name: str, extra: _Fragments, keep_content: bool
+) -> tuple[pa.Array, int]:
+    """Events or links as lists of structs (NULL where a span has none).
+
+    And the count of withheld texts.
+    """
+    lists = spans.field(name)
+    items = lists.flatten()
+    owner = _parents(lists)
+    n = len(spans)
+    if not len(items):
+        return pa.nulls(n, pa.null()), 0
+    attributes = ragged(items.field("attributes"))
+    attributes.take_irregular()
+    withheld = 0 if keep_content else withhold(attributes)
+    texts = json_objects(attributes)
+    if name == "events":
+        parts = {
+            "time_ns": instants(items.field("timeUnixNano")),
+            "name": pc.fill_null(items.field("name"), ""),
+            "attributes": texts,
+        }
+    else:
+        parts = {
+            "trace_id": hexadecimal(items.field("traceId")),
+            "span_id": hexadecimal(items.field("spanId")),
+            "attributes": texts,
+        }
+    counts = np.bincount(owner, minlength=n)
+    offsets = np.zeros(n + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    structs = pa.StructArray.from_arrays(list(parts.values()), names=list(parts))
+    column = pa.ListArray.from_arrays(pa.array(offsets), structs, mask=pa.array(counts == 0))
+    _children_extra(items, name, owner, offsets, extra)
+    return column, withheld
+
+
+def _children_extra(
+    items: pa.StructArray, name: str, owner: np.ndarray, offsets: np.ndarray, extra: _Fragments
+) -> None:
+    """What events and links say beyond the columns goes into `extra` as {"events".
+
+    {"<index>": {...}}}.
+    """
+    found = _Fragments(extra.keep_content)
+    every = np.arange(len(items))
+    _note(found, "droppedAttributesCount", items.field("droppedAttributesCount"), every)
+    if name == "links":
+        _note(found, "flags", items.field("flags"), every)
+        _note(found, "traceState", items.field("traceState"), every)
+    _unknown(found, items, every)
+    extra.withheld += found.withheld
+    for item, fields in found.rows.items():
+        row = int(owner[item])
+        own = extra.rows.setdefault(row, {}).setdefault(name, {})
+        own[str(item - int(offsets[row]))] = fields
+
+
+def _note(extra: _Fragments, name: str, values: pa.Array, rows: np.ndarray) -> None:
+    """Note values that are neither missing nor zero nor empty."""
+    if values.null_count == len(values):
+        return
+    if pa.types.is_string(values.type):
+        marked = pc.not_equal(values, "")
+    else:
+        marked = pc.not_equal(values, 0)
+    for index in np.flatnonzero(pc.fill_null(marked, False).to_numpy(zero_copy_only=False)):
+        value = values[int(index)].as_py()
+        extra.put(int(rows[index]), name, value)
+
+
+def _unknown(extra: _Fragments, structs: pa.StructArray, rows: np.ndarray) -> None:
+    """Fields that OTLP does not know, which the walk over Python objects collected as JSON text."""
+    if structs.type.get_field_index("unknown") < 0:
+        return
+    texts = structs.field("unknown")
+    for index in _valid(texts):
+        for key, value in orjson.loads(texts[int(index)].as_py()).items():
+            kept = Counted(value) if extra.keep_content else redact(value, key)
+            extra.put(int(rows[index]), key, kept.value)
+            extra.withheld += kept.withheld
+
+
+# ---- columns -------------------------------------------------------------------------------------
+
+_NO_ID = pa.array(["", "0" * 16, "0" * 32])
+_HEX = np.frombuffer(b"".join(f"{i:02x}".encode() for i in range(256)), np.uint16)
+
+
+def hexadecimal(ids: pa.Array) -> pa.Array:
+    """Ids as lower-case hexadecimal text; empty and all-zero ids are NULL."""
+    ids = _hex_of_bytes(ids) if pa.types.is_binary(ids.type) else _hex_of_text(ids)
+    zero = pc.is_in(ids, value_set=_NO_ID)
+    if pc.any(zero).as_py():
+        ids = pc.if_else(zero, pa.scalar(None, pa.string()), ids)
+    return ids
+
+
+def _hex_of_bytes(ids: pa.BinaryArray) -> pa.StringArray:
+    n = len(ids)
+    if n == 0 or ids.null_count:
+        return pa.array([None if i is None else i.hex() for i in ids.to_pylist()], pa.string())
+    _, offsets_buffer, data_buffer = ids.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32)[ids.offset : ids.offset + n + 1]
+    if data_buffer is None or offsets[-1] == offsets[0]:
+        return pa.nulls(n, pa.string())
+    data = np.frombuffer(data_buffer, np.uint8)[offsets[0] : offsets[-1]]
+    text = pa.py_buffer(_HEX[data])
+    return pa.StringArray.from_buffers(n, pa.py_buffer((offsets - offsets[0]) * 2), text)
+
+
+def _hex_of_text(ids: pa.StringArray) -> pa.StringArray:
+    """OTLP/JSON ids are hexadecimal.
+
+    Some writers use protobuf's own JSON mapping, which is base64.
+    """
+    lengths = pc.binary_length(ids)
+    odd = pc.is_in(lengths, value_set=pa.array([12, 24], lengths.type))
+    if pc.any(odd).as_py():
+        import base64
+        import binascii
+
+        def plain(text: str | None) -> str | None:
+            if text is None or len(text) not in (12, 24):
+                return text
+            try:
+                raw = base64.b64decode(text, validate=True)
+            except (binascii.Error, ValueError):
+                return text
+            return raw.hex() if len(raw) in (8, 16) else text
+
+        ids = pa.array([plain(text) for text in ids.to_pylist()], pa.string())
+    return pc.ascii_lower(ids)
+
+
+def integers(values: pa.Array) -> pa.Array:
+    """Integers written as numbers or text as INT64; NULL beyond its range."""
+    if pa.types.is_string(values.type):
+        try:
+            return values.cast(pa.int64())
+        except pa.ArrowInvalid:
+            return integers(values.cast(pa.uint64()))
+    if pa.types.is_uint64(values.type):
+        high = pc.greater(values, INT64_MAX)
+        if pc.any(high).as_py():
+            values = pc.if_else(high, pa.scalar(None, pa.uint64()), values)
+    return values.cast(pa.int64())
+
+
+def instants(values: pa.Array) -> pa.Array:
+    """Instants as INT64; 0 means that there is none."""
+    return _positive(values)
+
+
+def _positive(values: pa.Array) -> pa.Array:
+    numbers = integers(values)
+    zero = pc.equal(numbers, 0)
+    if pc.any(zero).as_py():
+        numbers = pc.if_else(zero, pa.scalar(None, pa.int64()), numbers)
+    return numbers
+
+
+def _text(values: pa.Array) -> pa.Array:
+    """Text with NULL for the empty one, which protobuf cannot tell from a missing one."""
+    if values.null_count == len(values):
+        return pa.nulls(len(values), pa.string())
+    empty = pc.equal(values, "")
+    if pc.any(empty).as_py():
+        values = pc.if_else(empty, pa.scalar(None, pa.string()), values)
+    return values
+
+
+def _short(values: pa.Array, keep_content: bool) -> tuple[pa.Array, int]:
+    """Status messages without the long ones."""
+    if keep_content or values.null_count == len(values):
+        return values, 0
+    long = pc.fill_null(pc.greater(pc.binary_length(values), LONG_BYTES), False)
+    texts = values.filter(long).to_pylist()
+    if not texts:
+        return values, 0
+    return pc.replace_with_mask(values, long, pa.array([stand_in(t) for t in texts])), len(texts)
+
+
+def _named(codes: pa.Array, names: tuple[str, ...]) -> pa.Array:
+    """Enum numbers or names (SPAN_KIND_SERVER) as short names.
+
+    Those that the enum does not know stay as they are.
+    """
+    if pa.types.is_string(codes.type):
+        encoded = pc.fill_null(codes, "0").dictionary_encode()
+        known = [_enum_name(text, names) for text in encoded.dictionary.to_pylist()]
+        return pa.array(known, pa.string()).take(encoded.indices).dictionary_encode()
+    numbers = pc.fill_null(codes, 0).cast(pa.int64()).to_numpy()
+    if len(numbers) and (numbers.min() < 0 or numbers.max() >= len(names)):
+        return pa.array([names[c] if 0 <= c < len(names) else str(c) for c in numbers], pa.string())
+    return pa.DictionaryArray.from_arrays(pa.array(numbers.astype(np.int32)), pa.array(names))
+
+
+def _enum_name(text: str, names: tuple[str, ...]) -> str:
+    if text.isdigit():
+        return names[int(text)] if int(text) < len(names) else text
+    short = text.lower().removeprefix("span_kind_").removeprefix("status_code_")
+    return short or names[0]
+
+
+def _of_parent(values: pa.Array, parent: np.ndarray) -> pa.Array:
+    """Values of the parents, one per child, kept as a dictionary."""
+    encoded = values.dictionary_encode() if not pa.types.is_dictionary(values.type) else values
+    return encoded.take(pa.array(parent))
+
+
+def _parents(lists: pa.ListArray) -> np.ndarray:
+    parents: np.ndarray = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
+    return parents
+
+
+def _valid(values: pa.Array) -> np.ndarray:
+    if values.null_count == len(values):
+        return np.empty(0, np.int64)
+    return np.flatnonzero(pc.is_valid(values).to_numpy(zero_copy_only=False))

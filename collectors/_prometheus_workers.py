@@ -1,0 +1,195 @@
+"""Whom a sample describes: the server that was scraped, or the worker that its labels name."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import polars as pl
+
+from pdtrace.model import Sink, Source
+
+_LABEL = re.compile(r'([A-Za-z_][\w.]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
+_ESCAPES = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
+_HEX_ID = re.compile(r"[0-9a-f]{1,16}")
+FRONTEND = "dynamo_frontend_"
+_OWN = "dynamo_component_"  # the process that emits it carries its own id in hexadecimal
+CACHE_CONFIG = "vllm:cache_config_info"
+_CACHE_FACTS = {
+    "block_size": "block_size",
+    "num_gpu_blocks": "kv_cache_blocks",
+    "kv_cache_size_tokens": "kv_cache_tokens",
+    "cache_dtype": "kv_cache_dtype",
+    "enable_prefix_caching": "prefix_caching",
+    "gpu_memory_utilization": "gpu_memory_utilization",
+}
+_ENGINES = (
+    ("dynamo_", "Dynamo"),
+    ("vllm:", "vLLM"),
+    ("sglang:", "SGLang"),
+    ("trtllm", "TensorRT-LLM"),
+)
+
+
+def labels_of(text: str | None) -> dict[str, str]:
+    """The labels between the braces."""
+    if not text:
+        return {}
+    found = {}
+    for name, value in _LABEL.findall(text):
+        found[name] = (
+            re.sub(r'\\[n"\\]', lambda m: _ESCAPES[m[0]], value) if "\\" in value else value
+        )
+    return found
+
+
+class Describer:
+    """Gives the samples of one dump their labels as JSON and their worker."""
+
+    def __init__(self, source: Source, out: Sink) -> None:
+        self._path = source.path
+        self._out = out
+        self._labels: dict[str, dict[str, str]] = {"": {}}
+        self._others: dict[tuple[str, str], str] = {}  # workers named by labels
+        self._own = ""
+        self._facts: set[tuple[str, str, str]] = set()
+        self._window: dict[str, tuple[int, int]] = {}
+
+    def describe(self, samples: pl.DataFrame) -> pl.DataFrame:
+        """The samples with labels, value and worker."""
+        samples = samples.with_columns(pl.col("labels_text").fill_null(""))
+        pairs = samples.select("metric", "labels_text").unique()
+        for text in pairs["labels_text"].unique().to_list():
+            if text not in self._labels:
+                self._labels[text] = labels_of(text)
+        if not self._own:
+            self._own = self._scraped(pairs)
+        self._state(samples)
+        names = pairs.with_columns(
+            pl.Series(
+                "labels",
+                [
+                    json.dumps(self._labels[t], sort_keys=True, ensure_ascii=False)
+                    for t in pairs["labels_text"]
+                ],
+            ),
+            pl.Series("worker", [self._worker(m, self._labels[t]) for m, t in pairs.iter_rows()]),
+        )
+        value = pl.col("value_text").str.replace("(?i)^nan$", "").cast(pl.Float64, strict=False)
+        rows = samples.join(
+            names, on=["metric", "labels_text"], how="left", maintain_order="left"
+        ).with_columns(pl.when(value.is_finite()).then(value).alias("value"))
+        spans = rows.group_by("worker").agg(
+            pl.col("time_ns").min().alias("a"), pl.col("time_ns").max().alias("b")
+        )
+        for worker, first, last in spans.iter_rows():
+            if first is not None:
+                low, high = self._window.get(worker, (first, last))
+                self._window[worker] = (min(low, first), max(high, last))
+        return rows
+
+    def close(self) -> None:
+        """Say when the scraped server was seen."""
+        if self._own and self._own in self._window:
+            first, last = self._window[self._own]
+            self._out.worker(
+                self._aliases,
+                engine=self._engine,
+                role=self._role,
+                role_basis=self._basis,
+                start_ns=first,
+                end_ns=last,
+            )
+
+    def _scraped(self, pairs: pl.DataFrame) -> str:
+        """Declare the server that was scraped."""
+        metrics = pairs["metric"]
+        own_ids = {
+            labels["worker_id"]
+            for metric, text in pairs.filter(metrics.str.starts_with(_OWN)).iter_rows()
+            if _HEX_ID.fullmatch((labels := self._labels[text]).get("worker_id", ""))
+        }
+        agents = {
+            self._labels[t].get("agent_name")
+            for m, t in pairs.iter_rows()
+            if m.startswith("agent_")
+        } - {None}
+        self._engine = next(
+            (name for prefix, name in _ENGINES if metrics.str.starts_with(prefix).any()), None
+        )
+        components = {
+            self._labels[t].get("dynamo_component")
+            for m, t in pairs.iter_rows()
+            if m.startswith(_OWN)
+        }
+        self._role = (
+            "prefill" if components == {"prefill"} else None
+        )  # "backend" decodes or does both
+        if metrics.str.starts_with(FRONTEND).any():
+            self._role = "frontend"
+        self._basis = "log" if self._role else None
+        agent = agents.pop() if len(agents) == 1 else None
+        self._aliases = {
+            "engine_id": agent if agent and re.fullmatch(r"[0-9a-f-]{32,36}", agent) else None,
+            "worker_id": str(int(own_ids.pop(), 16)) if len(own_ids) == 1 else None,
+            "file": self._path,
+        }
+        return self._out.worker(
+            self._aliases, engine=self._engine, role=self._role, role_basis=self._basis
+        )
+
+    def _worker(self, metric: str, labels: dict[str, str]) -> str:
+        """The worker that a series describes."""
+        named = labels.get("worker_id")
+        if named and metric.startswith("dynamo_"):
+            if metric.startswith(FRONTEND) or len(named) > 16:
+                role = "prefill" if labels.get("worker_type") == "prefill" else None
+                return self._other("worker_id", named, role) if named.isdigit() else self._own
+            if _HEX_ID.fullmatch(named):
+                decimal = str(int(named, 16))
+                return (
+                    self._own
+                    if self._aliases["worker_id"] == decimal
+                    else self._other("worker_id", decimal)
+                )
+        # what a Prometheus server adds when it is asked for everybody's series
+        if "job" in labels and labels.get("pod"):
+            return self._other("pod", labels["pod"])
+        if "job" in labels and re.fullmatch(r"[\w.\[\]:-]+:\d+", labels.get("instance", "")):
+            return self._other("address", labels["instance"])
+        return self._own
+
+    def _other(self, kind: str, value: str, role: str | None = None) -> str:
+        if (kind, value) not in self._others:
+            basis = "log" if role else None
+            self._others[kind, value] = self._out.worker({kind: value}, role=role, role_basis=basis)
+        return self._others[kind, value]
+
+    def _state(self, samples: pl.DataFrame) -> None:
+        """Facts that the samples state."""
+        start = samples.filter(
+            (pl.col("metric") == "process_start_time_seconds") & (pl.col("labels_text") == "")
+        )
+        for value in start["value_text"].unique().to_list():
+            self._fact("process_start_time_s", f"{float(value):.3f}")
+        infos = samples.filter(pl.col("metric").is_in([CACHE_CONFIG, "vllm_cache_config_info"]))
+        for text in infos["labels_text"].unique().to_list():
+            labels = self._labels[text]
+            for label, key in _CACHE_FACTS.items():
+                if labels.get(label) not in (None, "", "None"):
+                    self._fact(key, labels[label])
+            blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
+            if "kv_cache_size_tokens" not in labels and blocks.isdigit() and size.isdigit():
+                self._fact("kv_cache_tokens", str(int(blocks) * int(size)))
+        named = (
+            samples.filter(pl.col("metric").str.starts_with("vllm:"))["labels_text"]
+            .unique()
+            .to_list()
+        )
+        for model in {self._labels[text].get("model_name") for text in named} - {None}:
+            self._fact("served_model_name", str(model))
+
+    def _fact(self, key: str, value: str) -> None:
+        if (self._own, key, value) not in self._facts:
+            self._facts.add((self._own, key, value))
+            self._out.fact(self._own, key, value)

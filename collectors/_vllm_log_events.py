@@ -1,0 +1,149 @@
+"""Lines of vLLM that tell of an event: KV alarms, preemption, out of memory, a dead engine."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+
+class Alarm(NamedTuple):
+    """A line to look for, and what it means."""
+
+    pattern: re.Pattern[str]
+    kind: str
+    severity: str
+    detail: str  # without anything that users wrote
+
+
+_ALARMS = (
+    Alarm(
+        re.compile(
+            r"Releasing expired KV blocks for request (?P<id>\S+) "
+            r"which were retrieved by (?P<n>\d+)"
+        ),
+        "kv_expired",
+        "warning",
+        "KV blocks released before all readers had fetched them",
+    ),
+    Alarm(
+        re.compile(r"Potentially invalid KV blocks for unrecognized request (?P<id>\S+)"),
+        "kv_invalid",
+        "critical",
+        "a decode worker read KV blocks that may have been released",
+    ),
+    Alarm(
+        re.compile(
+            r"pulling kv_caches for \[?'?(?P<id>[^\]',\s]+)[^\]]*\]? failed"
+            r"(?:: (?P<why>Timeout[^.]*))?"
+        ),
+        "kv_failure",
+        "critical",
+        "pulling KV failed",
+    ),
+    Alarm(
+        re.compile(r"Recovered from KV load failure: (?P<count>\d+) request"),
+        "kv_failure",
+        "warning",
+        "KV load failed, requests rescheduled",
+    ),
+    Alarm(
+        re.compile(
+            r"(?:NIXL transfer (?:setup )?fail\w*|Transfer failed|KV load fail\w*|"
+            r"Failed to (?:load|transfer) KV)"
+            r"(?:.*?request (?P<id>[\w.-]+))?",
+            re.I,
+        ),
+        "kv_failure",
+        "critical",
+        "KV transfer failed",
+    ),
+    Alarm(
+        re.compile(
+            r"Sequence group (?P<id>\S+) is preempted by (?:PreemptionMode\.)?(?P<why>\w+) mode"
+        ),
+        "preemption",
+        "warning",
+        "preempted for lack of KV cache",
+    ),
+    Alarm(
+        re.compile(
+            r"(?:torch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory|"
+            r"CUDA error: out of memory|HIP out of memory|"
+            r"No available memory for the cache blocks|oom-kill|Out of memory: Killed process)",
+            re.I,
+        ),
+        "oom",
+        "critical",
+        "out of memory",
+    ),
+    Alarm(
+        re.compile(
+            r"(?:EngineDeadError|AsyncEngineDeadError|EngineCore hit an exception|"
+            r"EngineCore (?:encountered a fatal error|died unexpectedly|failed to start)|"
+            r"Engine loop has died|AsyncLLM output_handler failed|"
+            r"Worker proc \S+ died unexpectedly)"
+        ),
+        "failure",
+        "critical",
+        "engine died",
+    ),
+)
+
+# what marks a line as one for this room (searched in whole columns)
+MARKERS = (
+    "Releasing expired KV blocks",
+    "Potentially invalid KV blocks",
+    "pulling kv_caches",
+    "Recovered from KV load failure",
+    "NIXL transfer",
+    "Transfer failed",
+    "transfer failed",
+    "KV load fail",
+    "KV transfer failed",
+    "Failed to load KV",
+    "Failed to transfer KV",
+    "is preempted by",
+    "OutOfMemoryError",
+    "out of memory",
+    "Out of memory: Killed",
+    "oom-kill",
+    "No available memory for the cache",
+    "EngineDeadError",
+    "encountered a fatal error",
+    "died unexpectedly",
+    "EngineCore failed to start",
+    "EngineCore hit an exception",
+    "Engine loop has died",
+    "output_handler failed",
+)
+_PREEMPTIONS = re.compile(r"total_num_cumulative_preemption=(\d+)")
+
+
+def read_line(message: str) -> dict[str, Any] | None:
+    """Columns of an `events` row (kind, severity, request_id, count, detail), or None."""
+    for alarm in _ALARMS:
+        match = alarm.pattern.search(message)
+        if match is None:
+            continue
+        groups = match.groupdict()
+        detail = alarm.detail
+        if alarm.kind == "kv_expired" and groups.get("n") is not None:
+            detail += f" ({groups['n']} had)"
+        if groups.get("why"):
+            detail += f" ({groups['why']})"
+        if total := _PREEMPTIONS.search(message):
+            detail += f" (total so far {total[1]})"
+        return {
+            "kind": alarm.kind,
+            "severity": alarm.severity,
+            "request_id": (groups.get("id") or "").rstrip(".,:") or None,
+            "count": int(groups["count"]) if groups.get("count") else 1,
+            "detail": detail,
+        }
+    return None
+
+
+def preemptions(message: str) -> int | None:
+    """The cumulative preemption counter that V0 prints; only every 50th preemption is logged."""
+    match = _PREEMPTIONS.search(message)
+    return int(match[1]) if match else None

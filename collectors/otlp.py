@@ -1,0 +1,365 @@
+"""OpenTelemetry: OTLP traces, logs and metrics in JSON or protobuf.
+
+As the Collector's file exporter and others write them.
+
+Source: open-telemetry/opentelemetry-proto 1.x (trace, logs, metrics, common) and its OTLP/JSON
+mapping;
+open-telemetry/opentelemetry-collector-contrib exporter/fileexporter for the framings. Clock: wall,
+nanoseconds.
+This room only reads; what spans mean is said by the collectors of the systems that wrote them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+
+from pdtrace.model import Head, Match, Sink, Source
+
+from . import _otlp_json as otlp_json
+from . import _otlp_wire as wire
+from ._common import CUT_OFF
+from ._otlp_columns import SpanRows, span_rows
+from ._otlp_json import Requests, Spelling
+from ._otlp_logs import log_rows, sample_rows
+from ._otlp_resources import Resources
+
+TITLE = "OpenTelemetry (OTLP)"
+
+BATCH_ROWS = 65_536
+GROUP_BYTES = 6 << 20  # protobuf messages decoded together
+DECODERS = 2  # threads; ptars, pyarrow and numpy let go of the interpreter's lock
+NOT_PROTOBUF = "not an OTLP export request"
+
+_JSON_START = re.compile(
+    r"""(?:\A\ufeff?|\n)\s*\[?\s*\{\s*(?:"(?:trace|data)"\s*:\s*\{\s*)?
+    "(?:resource_?(?P<signal>Spans|Logs|Metrics)|batches)"\s*:\s*(?:\[|null)""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_UNITS = {"traces": "span", "logs": "log record", "metrics": "data point"}
+
+
+def sniff(head: Head) -> Match | None:
+    """Recognise export requests by their outermost key (JSON) or by their inner structure (protobuf).
+
+    Ecognise export requests by their outermost key (JSON) or by their inner structure (protobuf).
+    """
+    data = head.data
+    if data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
+        found = _JSON_START.search(head.text())
+        if found is None:
+            return None
+        if (
+            found["signal"] is None
+            and "scopeSpans" not in head.text()
+            and "scope_spans" not in head.text()
+        ):
+            return None
+        return Match("exact", f"OTLP/JSON {(found['signal'] or 'spans').lower()}")
+    if wire.is_framed(data):
+        return Match("exact", "OTLP protobuf, length-prefixed")
+    signal = wire.probe(data, cut=not head.complete) if data[:1] == b"\x0a" else None
+    return Match("exact", f"OTLP protobuf, {signal}") if signal else None
+
+
+def read(source: Source, out: Sink) -> None:
+    """Read one file: spans, log records and data points, numbered in the order of the file."""
+    reading = _Reading(source, out)
+    with source.open() as stream:
+        start = stream.read(otlp_json.BLOCK_BYTES)
+        if start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
+            reading.decode(_json_work(start.removeprefix(b"\xef\xbb\xbf"), stream))
+        elif start.strip():
+            reading.decode(_protobuf_work(start, stream))
+    reading.finish()
+
+
+@dataclass
+class _Decoded:
+    """One block, decoded: span rows, and objects of the other signals."""
+
+    spans: SpanRows | None = None
+    requests: Requests = field(default_factory=Requests)
+
+
+class _Reading:
+    """Puts decoded blocks into the sink in the order of the file and keeps the running record number.
+
+    Uts decoded blocks into the sink in the order of the file and keeps the running record number.
+    """
+
+    def __init__(self, source: Source, out: Sink) -> None:
+        self._out = out
+        self._keep_content = source.keep_content
+        self._resources = Resources()
+        self._records = 0
+        self._withheld = 0
+        self._signals: set[str] = set()
+
+    def decode(self, work: Iterator[_Work]) -> None:
+        """Decode blocks, several at once when there is more than one."""
+        first = next(work, None)
+        if first is None:
+            return
+        second = next(work, None)
+        if second is None:
+            self._take(first(self._resources, self._keep_content))
+            return
+        pending: deque[Future[_Decoded]] = deque()
+        with ThreadPoolExecutor(DECODERS, "otlp") as pool:
+            for task in chain((first, second), work):
+                pending.append(pool.submit(task, self._resources, self._keep_content))
+                if len(pending) > DECODERS:
+                    self._take(pending.popleft().result())
+            while pending:
+                self._take(pending.popleft().result())
+
+    def finish(self) -> None:
+        """Say what was withheld."""
+        if self._withheld:
+            self._out.fact(None, "content_withheld", self._withheld)
+
+    def _take(self, block: _Decoded) -> None:
+        if block.spans is not None:
+            self._add_spans(block.spans)
+        if block.requests.logs:
+            self._add_logs(block.requests.logs)
+        if block.requests.metrics:
+            self._add_metrics(block.requests.metrics)
+        for reason, excerpt in block.requests.problems:
+            self._out.skip(self._count(1), reason, excerpt or None)
+        resources = self._resources.take()
+        if resources is not None:
+            self._out.add("resources", resources, record=None)
+
+    def _count(self, n: int) -> int:
+        """Count records; returns the number of the first."""
+        first = self._records
+        self._records += n
+        self._out.read(n)
+        return first
+
+    def _unit(self, signal: str) -> None:
+        if signal not in self._signals:
+            self._signals.add(signal)
+            self._out.unit(_UNITS[signal] if len(self._signals) == 1 else "record")
+
+    def _add_spans(self, rows: SpanRows) -> None:
+        table = rows.spans
+        if not table.num_rows:
+            return
+        self._unit("traces")
+        first = self._count(table.num_rows)
+        self._withheld += rows.withheld
+        record = pa.array(np.arange(first, first + table.num_rows))
+        table = table.append_column("record", record)
+        for start in range(0, table.num_rows, BATCH_ROWS):
+            self._out.add("spans", table.slice(start, BATCH_ROWS))
+
+    def _add_logs(self, items: list[Any]) -> None:
+        rows, withheld = log_rows(
+            items, self._resources, self._records, keep_content=self._keep_content
+        )
+        self._withheld += withheld
+        if not rows:
+            return
+        self._unit("logs")
+        self._count(len(rows))
+        for start in range(0, len(rows), BATCH_ROWS):
+            self._out.add("log_records", rows[start : start + BATCH_ROWS])
+
+    def _add_metrics(self, items: list[Any]) -> None:
+        rows, empty, points = sample_rows(items, self._records, self._worker)
+        if not points:
+            return
+        self._unit("metrics")
+        self._count(points)
+        for start in range(0, len(rows), BATCH_ROWS):
+            self._out.add("samples", rows[start : start + BATCH_ROWS])
+        if empty:
+            self._out.skip(empty, "data point without a value")
+
+    def _worker(self, resource: dict[str, Any]) -> str:
+        """The worker that a resource of metrics describes."""
+
+        def text(key: str) -> str | None:
+            value = resource.get(key)
+            return None if value is None else str(value)
+
+        return self._out.worker(
+            {
+                "instance": text("service.instance.id"),
+                "pod": text("k8s.pod.name"),
+                "pid": text("process.pid"),
+                "service": text("service.name"),
+            },
+            version=text("service.version"),
+            host=text("host.name"),
+        )
+
+
+_Work = Callable[[Resources, bool], _Decoded]
+
+# ---- JSON ----------------------------------------------------------------------------------------
+
+
+def _json_work(start: bytes, stream: IO[bytes]) -> Iterator[_Work]:
+    if otlp_json.is_lines(start):
+        spelling = otlp_json.spelling_of(start)
+        for block, cut in otlp_json.line_blocks(start, stream):
+            yield _lines_work(block, spelling, cut)
+        return
+    parts = [start]
+    while block := stream.read(otlp_json.BLOCK_BYTES):
+        parts.append(block)
+    yield _document_work(b"".join(parts))
+
+
+def _lines_work(block: bytes, spelling: Spelling, cut: bool) -> _Work:
+    def decode(resources: Resources, keep_content: bool) -> _Decoded:
+        arrow = otlp_json.resource_spans(block, spelling)
+        if arrow is None and (own := otlp_json.spelling_of(block)) != spelling:
+            arrow = otlp_json.resource_spans(block, own)
+        if arrow is not None:
+            try:
+                return _Decoded(span_rows(arrow, resources, keep_content=keep_content))
+            except pa.ArrowInvalid:  # integers that are none, or do not fit
+                pass
+        return _walked(otlp_json.requests_of_lines(block, cut=cut), resources, keep_content)
+
+    return decode
+
+
+def _document_work(data: bytes) -> _Work:
+    def decode(resources: Resources, keep_content: bool) -> _Decoded:
+        if data.lstrip()[:1] == b"{":
+            arrow = otlp_json.resource_spans(data, otlp_json.spelling_of(data), pretty=True)
+            if arrow is not None:
+                try:
+                    return _Decoded(span_rows(arrow, resources, keep_content=keep_content))
+                except pa.ArrowInvalid:
+                    pass
+        return _walked(otlp_json.requests_of_document(data), resources, keep_content)
+
+    return decode
+
+
+def _walked(requests: Requests, resources: Resources, keep_content: bool) -> _Decoded:
+    spans = None
+    if requests.spans:
+        spans = span_rows(otlp_json.canonical(requests.spans), resources, keep_content=keep_content)
+    return _Decoded(spans, requests)
+
+
+# ---- protobuf ------------------------------------------------------------------------------------
+
+
+class _Rest:
+    """A stream with its first block put back."""
+
+    def __init__(self, start: bytes, stream: IO[bytes]) -> None:
+        self._start, self._stream = start, stream
+
+    def read(self, size: int) -> bytes:
+        if self._start:
+            start, self._start = self._start, b""
+            return start
+        return self._stream.read(size)
+
+
+def _protobuf_work(start: bytes, stream: IO[bytes]) -> Iterator[_Work]:
+    rest: Any = _Rest(start, stream)
+    messages = wire.framed_messages(rest) if wire.is_framed(start) else wire.bare_messages(rest)
+    group: list[bytes] = []
+    size = 0
+    for message, whole in messages:
+        if not whole:
+            break
+        group.append(message)
+        size += len(message)
+        if size >= GROUP_BYTES:
+            yield _messages_work(group)
+            group, size = [], 0
+    else:
+        if group:
+            yield _messages_work(group)
+        return
+    kept = wire.salvaged(message)
+    yield _messages_work(group + ([kept] if kept else []), cut=True)
+
+
+def _messages_work(messages: list[bytes], *, cut: bool = False) -> _Work:
+    def decode(resources: Resources, keep_content: bool) -> _Decoded:
+        requests = Requests()
+        traces: list[bytes] = []
+        for message in messages:
+            if (
+                message[:1] == b"{"
+            ):  # the Collector's JSON with compression zstd is length-prefixed, too
+                one = otlp_json.requests_of_document(message)
+                for name in ("spans", "logs", "metrics", "problems"):
+                    getattr(requests, name).extend(getattr(one, name))
+                continue
+            signal = wire.probe(message)
+            if signal == "traces":
+                traces.append(message)
+            elif message:
+                _take(message, signal, requests)
+        decoded = _fast(traces, requests, resources, keep_content)
+        if decoded is None:
+            for message in traces:
+                _take(message, "traces", requests)
+            decoded = _walked(requests, resources, keep_content)
+        if cut:
+            requests.problems.append((CUT_OFF, ""))
+        return decoded
+
+    return decode
+
+
+def _fast(
+    traces: list[bytes], requests: Requests, resources: Resources, keep_content: bool
+) -> _Decoded | None:
+    """The messages by way of ptars; None when that cannot be."""
+    if not traces or requests.spans:
+        return None
+    arrow = wire.resource_spans(traces)
+    if arrow is None:
+        return None
+    try:
+        return _Decoded(span_rows(arrow, resources, keep_content=keep_content), requests)
+    except ValueError:  # a value inside is damaged
+        return None
+
+
+def _take(message: bytes, signal: wire.Signal | None, requests: Requests) -> None:
+    """Decode one message by Google's protobuf; a message without any record is none to count."""
+    if signal is None:
+        if not _is_empty(message):
+            requests.problems.append((NOT_PROTOBUF, ""))
+        return
+    try:
+        requests.take(wire.as_object(message, signal))
+    except ValueError:
+        requests.problems.append((NOT_PROTOBUF, ""))
+
+
+def _is_empty(message: bytes) -> bool:
+    """Whether a request is well formed and holds no record."""
+    try:
+        return all(
+            number == 1
+            and kind == wire.LEN
+            and not any(n == 2 and p for n, _, p, _ in wire.fields(inner))
+            for number, kind, inner, _ in wire.fields(message)
+        )
+    except wire.WireError:
+        return False

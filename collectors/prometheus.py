@@ -1,0 +1,81 @@
+"""Prometheus and OpenMetrics text dumps of any server: every sample of every scrape.
+
+A file may hold one scrape or many, one after the other, with or without a stamp in front of each
+(`# scrape_ts <epoch s>`, an HTTP Date header, a line that is a date); samples of a scrape without
+a stamp have no time.
+Source of the names: vLLM, NIXL's exporter, Dynamo frontends and workers, SGLang, anything.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from pdtrace.model import Head, Match, Sink, Source
+
+from . import _prometheus_series as series
+from ._loglines import text_batches
+from ._prometheus_text import SAMPLE, parse, stamps
+from ._prometheus_workers import Describer
+
+TITLE = "Prometheus"
+
+NOT_A_SAMPLE = "not a sample, comment or header"
+_TYPE = (
+    r"^# TYPE [A-Za-z_:][\w:]* "
+    r"(?:counter|gauge|histogram|summary|untyped|unknown|gaugehistogram|info|stateset)\r?$"
+)
+_METRIC_LIKE = r"^[A-Za-z_:][\w:]*(?:\{|_(?:total|count|sum|bytes|seconds|created|info)\s)"
+MOST = 0.8
+
+
+def sniff(head: Head) -> Match | None:
+    """Text exposition: TYPE lines with samples, or nearly only lines like name{...} value."""
+    lines = pl.Series(
+        "text", head.text().splitlines()[:-1] or head.text().splitlines(), dtype=pl.String
+    )
+    lines = lines.filter(lines.str.strip_chars().str.len_chars() > 0)
+    plain = lines.filter(
+        ~lines.str.starts_with("#") & ~lines.str.contains(r"^[<>*] |^[A-Za-z-]+: |^HTTP/")
+    )
+    good = plain.str.contains(SAMPLE)
+    typed = bool(lines.str.contains(_TYPE).any())
+    if typed and (good.any() or not len(plain)):
+        return Match("exact", "Prometheus metrics")
+    if (
+        len(plain) >= 5
+        and good.sum() >= MOST * len(plain)
+        and plain.str.contains(_METRIC_LIKE).any()
+    ):
+        return Match("exact", "Prometheus metrics")
+    return None
+
+
+def read(source: Source, out: Sink) -> None:
+    """Read all scrapes of one dump."""
+    out.unit("sample")
+    history = series.History()
+    describer = Describer(source, out)
+    record = 0
+    for batch in text_batches(source):
+        lines = stamps(parse(batch), history.scrape)
+        history.scrape = lines["scrape_ns"][-1] if lines.height else history.scrape
+        found = lines.filter(pl.col("value_text").is_not_null() | pl.col("odd"))
+        out.read(found.height)
+        found = found.with_columns(
+            pl.int_range(record, record + found.height, dtype=pl.Int64).alias("record")
+        )
+        record += found.height
+        odd = found.filter("odd")
+        if odd.height:
+            out.skip(odd["record"].to_list(), NOT_A_SAMPLE, odd["text"][0])
+        samples = history.timed(found.filter(~pl.col("odd")))
+        if not samples.height:
+            continue
+        history.learn_types(lines)
+        rows = describer.describe(samples)
+        rows = rows.with_columns(history.kinds(rows["metric"]))
+        events = history.restarts(rows)
+        if events.height:
+            out.add("events", events)
+        out.add("samples", rows.select(series.SAMPLE_COLUMNS))
+    describer.close()

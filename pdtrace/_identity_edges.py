@@ -1,0 +1,291 @@
+"""Evidence that two legs belong together: parents through spans, shared ids in time, named references.
+
+Legs come as _identity_legs.described() gives them; edges are frames (a, b, rule, key) over their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import polars as pl
+
+from pdtrace._graph import Ints
+from pdtrace._identity_legs import CLIENT, ENGINE, NEAR_NS, loose
+
+TIGHT_NS = 2 * 10**9  # gap between legs of one request when clocks agree
+STREAM_NS = 5 * 10**6  # streams of one request start this close
+LARGEST_KEY = 64  # a value that more legs share is no request id
+_HEX8 = r"-[0-9a-f]{8}$"  # vLLM >= 0.14 puts 8 random hex digits behind its internal request id
+
+EDGE = {"a": pl.Int64, "b": pl.Int64, "rule": pl.String, "key": pl.String}
+Spans = Callable[[pl.DataFrame], pl.DataFrame]
+
+
+def no_edges() -> pl.DataFrame:
+    """A frame of edges without rows."""
+    return pl.DataFrame(schema=EDGE)
+
+
+def parents(legs: pl.DataFrame, spans: Spans) -> Ints:
+    """Number of the nearest ancestor leg of every leg, -1 where there is none.
+
+    `spans(traces)` gives trace_id, span_id, parent_span_id of the spans of these traces; spans that are
+    no legs are climbed over.
+    """
+    parent = np.full(legs.height, -1, dtype=np.int64)
+    several = legs.filter(pl.col("trace_id").is_not_null())
+    if several.height == 0 or several["trace_id"].n_unique() == several.height:
+        return parent
+    several = several.filter(pl.len().over("trace_id") > 1)
+    targets = several.filter(pl.col("span_id").is_not_null()).select(
+        "trace_id", pl.col("span_id").alias("up"), t="n", t_lo="lo", t_hi="hi", t_leg="leg"
+    )
+    front = several.filter(pl.col("parent_span_id").is_not_null()).select(
+        "n", "trace_id", "lo", up="parent_span_id"
+    )
+    between: pl.DataFrame | None = None
+    for _ in range(64):
+        hits = _nearest(front.join(targets, on=["trace_id", "up"]))
+        parent[hits["n"].to_numpy()] = hits["t"].to_numpy()
+        front = front.join(hits, on="n", how="anti")
+        if front.height == 0:
+            break
+        if between is None:
+            between = spans(front.select("trace_id").unique()).unique(["trace_id", "span_id"])
+        front = (
+            front.join(between, left_on=["trace_id", "up"], right_on=["trace_id", "span_id"])
+            .drop("up")
+            .rename({"parent_span_id": "up"})
+            .filter(pl.col("up").is_not_null())
+        )
+        if front.height == 0:
+            break
+    return parent
+
+
+def _nearest(pairs: pl.DataFrame) -> pl.DataFrame:
+    """Of the candidate parents of a leg, the one nearest in time; far ones are another run's."""
+    fits = (
+        pl.col("lo").is_null()
+        | pl.col("t_lo").is_null()
+        | (
+            (pl.col("lo") >= pl.col("t_lo") - NEAR_NS)
+            & (pl.col("lo") <= pl.coalesce("t_hi", "t_lo") + NEAR_NS)
+        )
+    )
+    return (
+        pairs.filter(fits & (pl.col("n") != pl.col("t")))
+        .with_columns((pl.col("lo") - pl.col("t_lo")).abs().alias("away"))
+        .sort("n", "away", "t_leg", nulls_last=True)
+        .unique("n", keep="first")
+    )
+
+
+def same_span(legs: pl.DataFrame) -> pl.DataFrame:
+    """Legs that two sources made of one and the same span."""
+    spans = legs.filter(pl.col("span_id").is_not_null() & pl.col("lo").is_not_null())
+    if (
+        spans.height == 0
+        or not spans.select(pl.struct("trace_id", "span_id").is_duplicated().any()).item()
+    ):
+        return no_edges()
+    twins = spans.filter(pl.len().over("trace_id", "span_id") > 1).sort(
+        "trace_id", "span_id", "lo", "leg"
+    )
+    span = ("trace_id", "span_id")
+    twins = twins.with_columns(
+        pl.col("n").first().over(span).alias("a"),
+        (pl.col("lo") - pl.col("lo").first().over(span)).alias("away"),
+    ).filter((pl.col("away") <= NEAR_NS) & (pl.col("n") != pl.col("a")))
+    return twins.select("a", b="n", rule=pl.lit("direct_parent"), key="span_id")
+
+
+def references(legs: pl.DataFrame) -> pl.DataFrame:
+    """remote_id: a leg names the request id that another component uses."""
+    naming = legs.filter(pl.col("remote_id").is_not_null() & ~pl.col("container"))
+    if naming.height == 0:
+        return no_edges()
+    bare = pl.col("remote_id").str.replace(_HEX8, "")
+    wanted = naming.select(
+        "n", "lo", "hi", "worker", "remote_id", name=pl.concat_list("remote_id", bare)
+    )
+    wanted = wanted.explode("name").unique(["n", "name"])
+    named = pl.concat(
+        [
+            legs.filter(~pl.col("container") & pl.col(column).is_not_null()).select(
+                m="n", m_lo="lo", m_hi="hi", m_worker="worker", m_leg="leg", name=column
+            )
+            for column in ("request_id", "external_id")
+        ]
+    ).unique(["m", "name"])
+    gap = pl.max_horizontal("lo", "m_lo") - pl.min_horizontal(
+        pl.coalesce("hi", "lo"), pl.coalesce("m_hi", "m_lo")
+    )
+    return (
+        wanted.join(named, on="name")
+        .filter(
+            (pl.col("n") != pl.col("m"))
+            & pl.col("worker").ne_missing(pl.col("m_worker"))
+            & (gap <= NEAR_NS).fill_null(value=True)
+        )
+        .with_columns((pl.col("lo") - pl.col("m_lo")).abs().alias("away"))
+        .sort("n", "away", "m_leg", nulls_last=True)
+        .unique("n", keep="first")
+        .select(a="m", b="n", rule=pl.lit("remote_reference"), key="remote_id")
+    )
+
+
+def id_keys(legs: pl.DataFrame) -> pl.DataFrame:
+    """(n, kind, key) of the values that more than one leg with instants shares; hops are left to their trees."""
+    able = legs.filter(~pl.col("container") & pl.col("lo").is_not_null())
+    parts = []
+    for column, kind in (
+        ("external_id", "id"),
+        ("request_id", "id"),
+        ("bootstrap_room", "bootstrap_room"),
+        ("transfer_id", "transfer_id"),
+    ):
+        have = pl.col(column).is_not_null()
+        if column == "request_id":
+            have = have & pl.col("request_id").ne_missing(pl.col("external_id"))
+        parts.append(able.filter(have).select("n", kind=pl.lit(kind), key=column))
+    keys = pl.concat(parts).with_columns(pl.struct("kind", "key").hash().alias("k"))
+    keys = keys.filter(pl.col("k").is_duplicated())
+    return keys.filter(pl.len().over("k").is_between(2, LARGEST_KEY))
+
+
+def shared_ids(legs: pl.DataFrame, keys: pl.DataFrame, community: Ints) -> pl.DataFrame:
+    """Edges between legs that share an id, near in time, and complement each other.
+
+    Where one id is borne by several legs of the same kind at the same time (two deployments under the
+    same seeded load, an id used for a whole session), `community` (a label per leg of what is known to
+    belong together) and containment decide; what stays ambiguous is not joined.
+    """
+    if keys.height == 0:
+        return no_edges()
+    atoms, members = _atoms(legs, keys, community)
+    tight = _cluster(atoms, TIGHT_NS)
+    good, bad = _sound(tight)
+    # Skewed clocks: one leg of each kind in all, further apart than the tight gap.
+    wide, _ = _sound(_cluster(atoms, NEAR_NS))
+    single = wide.filter((pl.len().over("k", "kind_of") == 1).all().over("k"))
+    alone = atoms.with_columns(pl.col("atom").alias("cluster"))
+    edges = [_chain(alone, members), _chain(good, members), _chain(single, members)]
+    if bad.height:
+        by_community, rest = _sound(
+            bad.with_columns(pl.struct("cluster", "community").rank("dense").alias("cluster"))
+        )
+        edges += [_chain(by_community, members), _contained(rest, members)]
+    return pl.concat(edges).unique(["a", "b"])
+
+
+def _atoms(
+    legs: pl.DataFrame, keys: pl.DataFrame, community: Ints
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """One atom per (id, component, sighting): span, log line and streams of it together; and its legs."""
+    labels = pl.DataFrame({"n": np.arange(legs.height), "community": community})
+    seen = (
+        keys.join(
+            legs.select(
+                "n", "leg", "source", "worker", "obs", "stream", "attempt", "lo", "hi", "res", "plike",
+                "failed", loose().alias("weak"), "role",
+            ),
+            on="n",
+        )
+        .join(labels, on="n")
+        .sort("k", "obs", "worker", "lo", "leg")
+    )  # fmt: skip
+    before = {
+        c: pl.col(c).shift().over("k", "obs", "worker")
+        for c in ("lo", "hi", "res", "source", "stream")
+    }
+    gap = pl.col("lo") - before["lo"]
+    other_source = pl.col("source").ne_missing(before["source"])
+    twin = other_source & (gap <= TIGHT_NS + pl.max_horizontal("res", before["res"]))
+    stream = (gap == 0) | ((gap <= STREAM_NS) & pl.col("stream").ne_missing(before["stream"]))
+    seen = seen.with_columns((~(twin | stream).fill_null(value=False)).cum_sum().alias("atom"))
+    atoms = seen.group_by("atom").agg(
+        pl.col("k", "kind", "key", "obs", "worker", "community").first(),
+        pl.col("lo").min(),
+        pl.col("hi").max(),
+        pl.col("res").max(),
+        (pl.col("plike").any() & ~(pl.col("role") == "decode").any()).alias("plike"),
+        pl.col("failed").all(),
+        pl.col("weak").any(),
+        pl.col("source").min(),
+        pl.col("attempt").max(),
+    )
+    kind_of = pl.when(pl.col("plike") & (pl.col("obs") == ENGINE)).then(ENGINE + 1).otherwise("obs")
+    return atoms.with_columns(kind_of.alias("kind_of")), seen.select(
+        "atom", "n", "leg", "obs", "lo"
+    )
+
+
+def _cluster(atoms: pl.DataFrame, gap_ns: int) -> pl.DataFrame:
+    """Atoms of one id, cut where nothing happened for longer than the gap; only clusters of several."""
+    ordered = atoms.sort("k", "lo", "atom").with_columns(
+        pl.col("hi").cum_max().shift().over("k").alias("until")
+    )
+    new = (pl.col("lo") > pl.col("until") + gap_ns + pl.col("res")).fill_null(value=True)
+    return ordered.with_columns(new.cum_sum().alias("cluster")).filter(pl.len().over("cluster") > 1)
+
+
+def _sound(clusters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Clusters where each kind of component occurs once, or repeats for a known reason; and the others."""
+    same = ("cluster", "kind_of")
+    count = pl.len().over(same)
+    reason = (
+        (count == 1)
+        | (pl.col("failed").sum().over(same) >= count - 1)
+        | (pl.col("attempt").max().over(same) > 0).fill_null(value=False)
+        | (pl.col("weak").any().over(same) & (pl.col("source").n_unique().over(same) == count))
+    )
+    judged = clusters.with_columns(reason.all().over("cluster").alias("sound"))
+    several = judged.filter(pl.len().over("cluster") > 1)
+    return several.filter("sound").drop("sound"), judged.filter(~pl.col("sound")).drop("sound")
+
+
+def _chain(clusters: pl.DataFrame, members: pl.DataFrame) -> pl.DataFrame:
+    """Edges from the outermost leg of a cluster to each other leg."""
+    if clusters.height == 0:
+        return no_edges()
+    inside = clusters.select("cluster", "atom", "kind", "key").join(members, on="atom")
+    inside = inside.sort("cluster", "obs", "lo", "leg")
+    head = pl.col("n").first().over("cluster")
+    pair = inside.with_columns(
+        head.alias("a"), pl.col("obs").first().over("cluster").alias("outer")
+    )
+    return pair.filter(pl.col("a") != pl.col("n")).select("a", b="n", rule=_rule(), key="key")
+
+
+def _rule() -> pl.Expr:
+    return (
+        pl.when(pl.col("kind") != "id")
+        .then("kind")
+        .when(pl.col("outer") == CLIENT)
+        .then(pl.lit("http_request_id"))
+        .otherwise(pl.lit("engine_request_id"))
+    )
+
+
+def _contained(clusters: pl.DataFrame, members: pl.DataFrame) -> pl.DataFrame:
+    """In ambiguous clusters: an inner leg joins the only outer leg that contains it, when that is mutual."""
+    if clusters.height == 0:
+        return no_edges()
+    rows = clusters.select("cluster", "atom", "kind", "key", "obs", "kind_of", "lo", "hi", "res")
+    pairs = rows.join(rows, on="cluster", suffix="_in").filter(pl.col("obs") < pl.col("obs_in"))
+    slack = 10**7 + pl.max_horizontal("res", "res_in")
+    pairs = pairs.filter(
+        (pl.col("lo_in") >= pl.col("lo") - slack) & (pl.col("hi_in") <= pl.col("hi") + slack)
+    )
+    pairs = pairs.filter(
+        (pl.len().over("atom_in", "obs") == 1) & (pl.len().over("atom", "kind_of_in") == 1)
+    )
+    legs = members.unique("atom", keep="first", maintain_order=True).select("atom", "n")
+    return (
+        pairs.join(legs, on="atom")
+        .join(legs, left_on="atom_in", right_on="atom", suffix="_in")
+        .with_columns(pl.col("obs").alias("outer"))
+        .select(a="n", b="n_in", rule=_rule(), key="key")
+    )

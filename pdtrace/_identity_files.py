@@ -1,0 +1,185 @@
+"""Joins files of requests that have no instants on a shared clock: bench rows by index, tables by id."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from pdtrace._graph import Ints
+from pdtrace._identity_edges import EDGE, no_edges
+from pdtrace._identity_legs import CLIENT
+
+SLACK_NS = 120 * 10**9  # what a bench file's own date may be off
+HOUR_NS = 3600 * 10**9
+AGREE = 0.9  # share of rows whose lengths must agree
+COVER = 0.8  # share of rows that must find a partner
+# A bench tool's id is prefix + row index; vLLM puts cmpl- before and -0 behind.
+_INDEXED = r"^(?:cmpl-|chatcmpl-)?(.*?)(\d{1,9})(?:-0)?$"
+
+
+def server_side(legs: pl.DataFrame, label: Ints, community: Ints) -> pl.DataFrame:
+    """Requests as the servers saw them, one row per (request, id): candidates for rows of files."""
+    seen = legs.with_columns(pl.Series("label", label), pl.Series("community", community)).filter(
+        (pl.col("label") >= 0)
+        & ~pl.col("container")
+        & pl.col("lo").is_not_null()
+        & (pl.col("obs") > CLIENT)
+    )
+    if seen.height == 0:
+        return seen
+    lengths = seen.group_by("label").agg(
+        pl.col("prompt_tokens").max(), pl.col("output_tokens").max(), pl.col("lo").min()
+    )
+    named = pl.concat(
+        [
+            seen.filter(pl.col(c).is_not_null()).select(
+                "label", "community", "n", "obs", "leg", id=c
+            )
+            for c in ("external_id", "request_id")
+        ]
+    )
+    outermost = named.sort("obs", "leg").unique(["label", "id"], keep="first", maintain_order=True)
+    return outermost.join(lengths, on="label")
+
+
+def bench_rows(legs: pl.DataFrame, servers: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
+    """prefix_index: rows of a bench file by their index under an id prefix found in the data.
+
+    `windows` (worker, window_start_ns, window_end_ns) says when a file's run took place. Lengths must agree
+    and the window must fit: the same seed and prefix in another run has the same lengths.
+    """
+    rows = legs.filter(
+        pl.col("row_index").is_not_null() & pl.col("lo").is_null() & (pl.col("obs") == CLIENT)
+    )
+    if rows.height == 0 or servers.height == 0:
+        return no_edges()
+    parts = pl.col("id").str.extract_groups(_INDEXED)
+    indexed = (
+        servers.with_columns(
+            parts.struct.field("1").alias("prefix"), parts.struct.field("2").alias("index")
+        )
+        .with_columns(pl.col("index").cast(pl.Int64))
+        .filter(pl.col("index").is_not_null())
+        .unique(["label", "prefix", "index"], keep="first", maintain_order=True)
+    )
+    found = []
+    for (source, worker), file in rows.group_by(["source", "worker"], maintain_order=True):
+        mine = windows.filter(pl.col("worker") == worker)
+        span = (
+            mine.select("window_start_ns", "window_end_ns").row(0) if mine.height else (None, None)
+        )
+        found.append(_one_bench(file, indexed, span))
+        del source
+    return pl.concat(found) if found else no_edges()
+
+
+def _one_bench(
+    file: pl.DataFrame, indexed: pl.DataFrame, span: tuple[int | None, int | None]
+) -> pl.DataFrame:
+    prefix = file["id_prefix"].drop_nulls()
+    able = indexed.filter(pl.col("prefix") == prefix[0]) if prefix.len() else indexed
+    pairs = file.select(
+        "row_index",
+        "clock_start_ns",
+        "leg",
+        row="n",
+        rows=pl.len(),
+        p="prompt_tokens",
+        o="output_tokens",
+    ).join(able, left_on="row_index", right_on="index", suffix="_server")
+    if pairs.height == 0:
+        return no_edges()
+    start, end = span
+    if start is None or end is None:
+        return _best(pairs)
+    zones = [0, *(sign * hours for hours in range(1, 15) for sign in (1, -1))]
+    for zone in zones:
+        inside = pairs.filter(
+            pl.col("lo").is_between(
+                start + zone * HOUR_NS - SLACK_NS, end + zone * HOUR_NS + SLACK_NS
+            )
+        )
+        match = _best(inside, zone) if inside.height else no_edges()
+        if match.height:
+            return match
+    return no_edges()
+
+
+def _best(pairs: pl.DataFrame, zone: int = 0) -> pl.DataFrame:
+    """The pairs of the one (deployment, prefix) that fits; none when two fit."""
+    family = ["community", "prefix"]
+    runs = _one_run(pairs, family)
+    same = pl.lit(value=True)
+    known = pl.lit(value=False)
+    for mine, theirs in (("p", "prompt_tokens"), ("o", "output_tokens")):
+        same = same & ((pl.col(mine) - pl.col(theirs)).abs() <= 1).fill_null(value=True)
+        known = known | (pl.col(mine).is_not_null() & pl.col(theirs).is_not_null())
+    judged = runs.group_by(family).agg(
+        (same & known).sum().alias("agree"),
+        known.sum().alias("known"),
+        pl.len().alias("pairs"),
+        pl.col("rows").first(),
+    )
+    fitting = judged.filter(
+        (pl.col("pairs") >= COVER * pl.col("rows"))
+        & (pl.col("known") > 0)
+        & (pl.col("agree") >= AGREE * pl.col("pairs"))
+    )
+    if fitting.height != 1:
+        return no_edges()
+    note = f" (file's clock taken {zone:+d} h from UTC)" if zone else ""
+    return (
+        runs.join(fitting.select(family), on=family)
+        .select(a="row", b="n", rule=pl.lit("prefix_index"), key=pl.col("id") + note)
+        .cast(EDGE)  # type: ignore[arg-type]
+    )
+
+
+def _one_run(pairs: pl.DataFrame, family: list[str]) -> pl.DataFrame:
+    """Where ids repeat (the same bench run twice), the run whose clock offset most rows agree on."""
+    repeated = pl.len().over([*family, "row_index"]) > 1
+    if not pairs.select(repeated.any()).item():
+        return pairs
+    offset = pairs.with_columns((pl.col("lo") - pl.col("clock_start_ns")).alias("offset"))
+    step = (pl.col("offset") - pl.col("offset").shift().over(family) > 10**9).fill_null(value=False)
+    runs = offset.sort(*family, "offset", "n").with_columns(
+        step.cum_sum().over(family).alias("run")
+    )
+    size = pl.len().over([*family, "run"])
+    largest = runs.filter(size == size.max().over(family))
+    # Two runs of equal size cannot be told apart by their clock: nothing is joined then.
+    alone = pl.col("run").n_unique().over(family) == 1
+    return largest.filter(alone).unique(["row", *family], keep="first", maintain_order=True)
+
+
+def rows_by_id(legs: pl.DataFrame, servers: pl.DataFrame) -> pl.DataFrame:
+    """http_request_id: rows without instants whose id one deployment knows; ambiguous files join nothing."""
+    rows = legs.filter(
+        pl.col("lo").is_null() & pl.col("row_index").is_null() & ~pl.col("container")
+    ).select(
+        "source",
+        row="n",
+        id=pl.coalesce("external_id", "request_id"),
+        p="prompt_tokens",
+        o="output_tokens",
+    )
+    rows = rows.filter(pl.col("id").is_not_null())
+    rows = rows.filter(pl.len().over("source", "id") == 1)
+    if rows.height == 0 or servers.height == 0:
+        return no_edges()
+    known = servers.filter(pl.len().over("community", "id") == 1)
+    pairs = rows.join(known, on="id")
+    same = ((pl.col("p") - pl.col("prompt_tokens")).abs() <= 1).fill_null(value=True)
+    counted = pairs.group_by("source", "community").agg(
+        pl.len().alias("pairs"), same.mean().alias("agree")
+    )
+    rival = pl.col("pairs").sort(descending=True).slice(1).first().over("source").fill_null(0)
+    best = counted.filter(
+        (pl.col("pairs") == pl.col("pairs").max().over("source"))
+        & (pl.col("pairs") > 2 * rival)
+        & (pl.col("agree") >= AGREE)
+    )
+    return (
+        pairs.join(best.select("source", "community"), on=["source", "community"])
+        .select(a="row", b="n", rule=pl.lit("http_request_id"), key="id")
+        .cast(EDGE)  # type: ignore[arg-type]
+    )

@@ -1,0 +1,393 @@
+"""Requests and what each observer saw of them: windows, latencies, tokens, roles, outcome, headline.
+
+One frame per observer with one row per request; the request takes each value from the outermost
+observer that has it. Latencies are never mixed from two observers.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from pdtrace._identity_observations import (
+    COARSE_NS,
+    OUTCOMES,
+    observed,
+    prepared,
+    timed,
+    with_roles,
+)
+from pdtrace.model import OBSERVERS
+from pdtrace.store import Store
+
+COVERAGE = 0.9  # share of completed requests that the headline's observer must have seen
+TOO_COARSE_NS = 10**8  # instants coarser than this say nothing of a first token
+DEFINITIONS = {
+    "client": "client: request sent -> first token received",
+    "gateway": "gateway: request received -> first chunk sent on",
+    "router": "router: request received -> first chunk sent on",
+    "frontend": "frontend: request received -> first token sent",
+    "engine": "engine: request arrived -> first token made",
+}
+_COLUMNS = (
+    "rowid AS row, leg, source, worker, deployment, request, observer, role, role_basis, trace_id, external_id,"
+    " session, turn, attempt, stream, clock, start_ns, first_token_ns, last_token_ns, end_ns, resolution_ns,"
+    " ttft_ms, e2e_ms, tpot_ms, ttft_definition, first_token_delivered, model, prompt_tokens, cached_tokens,"
+    " output_tokens, max_tokens, status, error, note"
+)
+_FIRST_KNOWN = (
+    "deployment", "external_id", "trace_id", "session", "turn", "model", "prompt_tokens", "cached_tokens",
+    "output_tokens", "note",
+)  # fmt: skip
+
+
+def build(store: Store) -> None:
+    """Fill requests and observations; roles of legs and workers; mode and headline of deployments."""
+    legs = store.sql(
+        f"SELECT {_COLUMNS} FROM legs WHERE request IS NOT NULL AND container IS NOT TRUE"
+    )
+    legs, inferred = with_roles(prepared(legs))
+    observers = {name: observed(legs, name) for name in OBSERVERS}
+    requests = gathered(legs, observers)
+    observers = {name: timed(o, requests) for name, o in observers.items()}
+    requests = _told_by_routers(store, requests)
+    requests = _attempts(store, requests, legs)
+    requests = with_mode(requests)
+    observations = pl.concat([_observation_rows(o, name) for name, o in observers.items()])
+    headlines = headline(observations, requests)
+    requests = with_headline(requests, observations, headlines)
+    store.replace("requests", requests.select(_REQUEST_COLUMNS))
+    store.replace("observations", observations)
+    _write_roles(store, inferred, legs, requests)
+    _write_modes(store, requests, headlines)
+
+
+_REQUEST_COLUMNS = [
+    "request", "deployment", "start_ns", "end_ns", "first_token_ns", "window_observer",
+    "first_token_observer", "resolution_ns", "ttft_ms", "e2e_ms", "tpot_ms", "prefill_worker",
+    "decode_worker", "mode", "model", "prompt_tokens", "cached_tokens", "output_tokens", "streams",
+    "attempts", "first_token_origin", "outcome", "error", "session", "turn", "external_id", "trace_id",
+    "note",
+]  # fmt: skip
+
+
+def _observation_rows(seen: pl.DataFrame, observer: str) -> pl.DataFrame:
+    instants = pl.col("begin").is_not_null() & (
+        pl.col("first").is_not_null() | pl.col("finish").is_not_null()
+    )
+    return seen.select(
+        "request",
+        "deployment",
+        pl.lit(observer).alias("observer"),
+        "leg",
+        pl.col("begin").alias("start_ns"),
+        pl.col("ttft").alias("ttft_ms"),
+        pl.col("e2e").alias("e2e_ms"),
+        pl.col("tpot").alias("tpot_ms"),
+        pl.coalesce("ttft_definition", pl.lit(DEFINITIONS[observer])).alias("definition"),
+        pl.when(instants).then(pl.lit("measured")).otherwise(pl.lit("reported")).alias("basis"),
+        pl.when(instants).then(pl.lit("B")).otherwise(pl.lit("C")).alias("level"),
+        "resolution_ns",
+    )
+
+
+def gathered(legs: pl.DataFrame, observers: dict[str, pl.DataFrame]) -> pl.DataFrame:
+    """One row per request, each value from the outermost observer that has it."""
+    names = [name for name in OBSERVERS if observers[name].height]
+    if not names:
+        names = ["engine"]
+    take = [
+        "r", "request", *_FIRST_KNOWN, "begin", "finish", "first", "resolution_ns", "streams", "outcome", "error",
+        "prefill_worker", "decode_worker", "first_token_origin", "ran_on", "ran",
+    ]  # fmt: skip
+    parts = {name: observers[name].select(take) for name in names}
+    keys = (
+        pl.concat([p.select("r") for p in parts.values()]).unique()
+        if len(names) > 1
+        else parts[names[0]].select("r")
+    )
+    wide = keys
+    for name in names:
+        wide = wide.join(
+            parts[name].rename({c: f"{c}:{name}" for c in take[1:]}), on="r", how="left"
+        )
+
+    def outermost(column: str) -> pl.Expr:
+        return pl.coalesce(f"{column}:{n}" for n in names)
+
+    fine = {n: pl.col(f"resolution_ns:{n}").fill_null(1) < TOO_COARSE_NS for n in names}
+    begun = {n: pl.col(f"begin:{n}").is_not_null() for n in names}
+    whole = {n: begun[n] & pl.col(f"finish:{n}").is_not_null() for n in names}
+    # Log lines of one second resolution give a window only where nothing better does.
+    window = pl.coalesce(
+        *(pl.when(whole[n] & fine[n]).then(pl.lit(n)) for n in names),
+        *(pl.when(whole[n]).then(pl.lit(n)) for n in names),
+        *(pl.when(begun[n]).then(pl.lit(n)) for n in names),
+    )
+    token = {n: pl.col(f"first:{n}").is_not_null() for n in names}
+    saw_first = pl.coalesce(
+        *(pl.when(token[n] & fine[n]).then(pl.lit(n)) for n in names),
+        *(pl.when(token[n]).then(pl.lit(n)) for n in names),
+    )
+    wide = wide.with_columns(
+        window.alias("window_observer"), saw_first.alias("first_token_observer")
+    )
+
+    def of(observer: str, column: str) -> pl.Expr:
+        return pl.coalesce(pl.when(pl.col(observer) == n).then(f"{column}:{n}") for n in names)
+
+    engine = "engine" in names
+    disaggregated = pl.lit(value=False)
+    if engine:
+        disaggregated = (
+            pl.col("prefill_worker:engine").is_not_null()
+            & pl.col("decode_worker:engine").is_not_null()
+        )
+
+    def tokens(column: str) -> pl.Expr:
+        """P/D: prompt and cached tokens as P counted them, output as D did."""
+        if not engine:
+            return outermost(column)
+        return (
+            pl.when(disaggregated)
+            .then(pl.coalesce(f"{column}:engine", outermost(column)))
+            .otherwise(outermost(column))
+        )
+
+    # Only observers outside the engines can tell whose first token was delivered.
+    outside = [n for n in names if n != "engine"]
+    origin = outermost("first_token_origin")
+    if engine and outside:
+        seen_first = pl.coalesce(f"first:{n}" for n in outside)
+        made = pl.col("first:engine")
+        origin = pl.coalesce(
+            origin,
+            pl.when(disaggregated & (seen_first < made - COARSE_NS))
+            .then(pl.lit("prefill"))
+            .when(disaggregated & (seen_first >= made - COARSE_NS))
+            .then(pl.lit("decode")),
+        )
+    outcome = outermost("outcome")
+    return wide.select(
+        "r",
+        outermost("request").alias("request"),
+        *(outermost(c).alias(c) for c in _FIRST_KNOWN if not c.endswith("_tokens")),
+        *(tokens(c).alias(c) for c in _FIRST_KNOWN if c.endswith("_tokens")),
+        of("window_observer", "begin").alias("start_ns"),
+        of("window_observer", "finish").alias("end_ns"),
+        of("first_token_observer", "first").alias("first_token_ns"),
+        of("window_observer", "resolution_ns").alias("resolution_ns"),
+        "window_observer",
+        "first_token_observer",
+        pl.max_horizontal(f"streams:{n}" for n in names).alias("streams"),
+        outcome.replace_strict(
+            {v: k for k, v in OUTCOMES.items()}, default="unknown", return_dtype=pl.String
+        )
+        .fill_null("unknown")
+        .alias("outcome"),
+        pl.when(outcome != 0).then(outermost("error")).alias("error"),
+        outermost("prefill_worker").alias("prefill_worker"),
+        outermost("decode_worker").alias("decode_worker"),
+        origin.alias("first_token_origin"),
+        outermost("ran_on").alias("ran_on"),
+        pl.any_horizontal(pl.col(f"ran:{n}").fill_null(value=False) for n in names).alias("ran"),
+    )
+
+
+def _told_by_routers(store: Store, requests: pl.DataFrame) -> pl.DataFrame:
+    """Workers that only a router's choices name (no engine leg was recorded)."""
+    missing = pl.col("prefill_worker").is_null() & pl.col("decode_worker").is_null()
+    requests = requests.with_columns(pl.lit(None, pl.String).alias("chosen"))
+    if store.count("decisions") == 0 or not requests.select(missing.any()).item():
+        return requests
+    told = store.sql(
+        """SELECT l.request, arg_max(d.worker, d.time_ns) FILTER (d.phase = 'prefill') AS p,
+                  arg_max(d.worker, d.time_ns) FILTER (d.phase = 'decode') AS d,
+                  bool_or(d.phase = 'aggregated') AS a,
+                  arg_max(d.worker, d.time_ns) FILTER (d.phase = 'aggregated') AS w
+           FROM decisions d JOIN legs l USING (leg)
+           WHERE d.phase IS NOT NULL AND l.request IS NOT NULL GROUP BY l.request"""
+    )
+    if told.height == 0:
+        return requests
+    both = pl.col("p").is_not_null() & pl.col("d").is_not_null()
+    joined = requests.join(told, on="request", how="left", maintain_order="left")
+    return joined.with_columns(
+        pl.when(missing & both).then("p").otherwise("prefill_worker").alias("prefill_worker"),
+        pl.when(missing & both).then("d").otherwise("decode_worker").alias("decode_worker"),
+        pl.when("a").then(pl.coalesce("w", pl.lit(""))).alias("chosen"),
+    ).drop("p", "d", "a", "w")
+
+
+def _attempts(store: Store, requests: pl.DataFrame, legs: pl.DataFrame) -> pl.DataFrame:
+    """Attempts as counted by any leg or hop, else failed legs before the one that answered."""
+    requests = requests.with_columns(pl.lit(1, pl.Int64).alias("attempts"))
+    counted = store.sql(
+        """SELECT request, max(attempt) + 1 AS counted FROM legs
+           WHERE attempt > 0 AND request IS NOT NULL GROUP BY request"""
+    )
+    failed = pl.col("failed") & (pl.col("status") == "failed")
+    engine = legs.filter(pl.col("observer") == "engine")
+    if engine["failed"].any():
+        engine = engine.filter(pl.col("failed").any().over("r"))
+    else:
+        engine = engine.clear()
+    tries = (
+        engine.group_by("request")
+        .agg(
+            failed.sum().cast(pl.Int64) + 1, (pl.col("status") == "completed").any().alias("ended")
+        )
+        .filter((pl.col("failed") > 1) & pl.col("ended"))
+        .select("request", tries="failed")
+    )
+    if counted.height == 0 and tries.height == 0:
+        return requests
+    return (
+        requests.join(counted, on="request", how="left", maintain_order="left")
+        .join(tries, on="request", how="left", maintain_order="left")
+        .with_columns(pl.coalesce("counted", "tries", "attempts").alias("attempts"))
+        .drop("counted", "tries")
+    )
+
+
+def with_mode(requests: pl.DataFrame) -> pl.DataFrame:
+    """Mode per request; a single engine leg is aggregated unless its worker mostly does one half."""
+    pairs = pl.col("prefill_worker").is_not_null() & pl.col("decode_worker").is_not_null()
+    whole = pl.col("ran") & ~pl.col("ran_on").is_in(_halves(requests, pairs)).fill_null(value=False)
+    half = pl.col("prefill_worker").is_not_null() | pl.col("decode_worker").is_not_null()
+    told = pl.col("chosen").is_not_null()
+    ran_on = (
+        pl.when(whole & ~half).then("ran_on").when(told & (pl.col("chosen") != "")).then("chosen")
+    )
+    return requests.with_columns(
+        pl.when(pairs)
+        .then(pl.lit("disaggregated"))
+        .when((whole & ~half) | told)
+        .then(pl.lit("aggregated"))
+        .otherwise(pl.lit("unknown"))
+        .alias("mode"),
+        pl.coalesce("prefill_worker", ran_on).alias("prefill_worker"),
+        pl.coalesce("decode_worker", ran_on).alias("decode_worker"),
+    ).drop("chosen", "ran_on", "ran")
+
+
+def _halves(requests: pl.DataFrame, pairs: pl.Expr) -> list[str]:
+    """Workers that are one half of a pair in most of their requests."""
+    both = requests.filter(pairs)
+    if both.height == 0:
+        return []
+    parts = pl.concat([both.select(worker="prefill_worker"), both.select(worker="decode_worker")])
+    paired = parts.group_by("worker").agg(pl.len().alias("paired"))
+    alone = requests.filter("ran").group_by(worker="ran_on").agg(pl.len().alias("alone"))
+    known = paired.join(alone, on="worker", how="left")
+    return known.filter(pl.col("paired") >= pl.col("alone").fill_null(0))["worker"].to_list()
+
+
+def headline(observations: pl.DataFrame, requests: pl.DataFrame) -> pl.DataFrame:
+    """Per deployment the outermost observer that saw start and first delivered token of 90 % of the completed."""
+    completed = requests.filter(pl.col("outcome") == "completed").select("request", "deployment")
+    # Where nothing says how requests ended, all count.
+    silent = requests.filter(
+        ~pl.col("deployment").is_in(completed["deployment"].unique().implode())
+        & (pl.col("outcome") == "unknown")
+    )
+    counted = pl.concat([completed, silent.select("request", "deployment")])
+    total = counted.group_by("deployment").agg(pl.len().alias("requests"))
+    seen = (
+        observations.filter(
+            pl.col("ttft_ms").is_not_null() & (pl.col("resolution_ns").fill_null(1) < TOO_COARSE_NS)
+        )
+        .join(counted.select("request"), on="request", how="semi")
+        .group_by("deployment", "observer")
+        .agg(pl.len().alias("seen"))
+    )
+    rank = pl.col("observer").replace_strict(
+        list(OBSERVERS), list(range(len(OBSERVERS))), return_dtype=pl.Int8
+    )
+    return (
+        seen.join(total, on="deployment")
+        .filter(pl.col("seen") >= COVERAGE * pl.col("requests"))
+        .sort("deployment", rank)
+        .unique("deployment", keep="first", maintain_order=True)
+        .select("deployment", "observer")
+    )
+
+
+def with_headline(
+    requests: pl.DataFrame, observations: pl.DataFrame, headlines: pl.DataFrame
+) -> pl.DataFrame:
+    """Latencies of each request as its deployment's headline observer saw them."""
+    mine = observations.join(headlines, on=["deployment", "observer"], how="semi")
+    return requests.join(
+        mine.select("request", "ttft_ms", "e2e_ms", "tpot_ms"),
+        on="request",
+        how="left",
+        maintain_order="left",
+    )
+
+
+def _write_roles(
+    store: Store, inferred: pl.DataFrame, legs: pl.DataFrame, requests: pl.DataFrame
+) -> None:
+    """Inferred roles of legs, and of workers from what their requests showed."""
+    if inferred.height:
+        store.connection.register("_duties", inferred.to_arrow())
+        store.execute(
+            """UPDATE legs SET role = d.duty, role_basis = 'inferred' FROM _duties d WHERE legs.rowid = d.row"""
+        )
+        store.connection.unregister("_duties")
+    duty = (
+        legs.group_by("worker", "duty")
+        .agg(pl.len().alias("legs"))
+        .filter(pl.col("duty").is_not_null())
+    )
+    aggregated = (
+        requests.filter(pl.col("mode") == "aggregated")
+        .group_by(worker="decode_worker")
+        .agg(pl.len().alias("legs"))
+        .with_columns(pl.lit("aggregated").alias("duty"))
+    )
+    outside = (
+        legs.filter(pl.col("observer") != "engine")
+        .group_by("worker", duty="observer")
+        .agg(pl.len().alias("legs"))
+    )
+    roles = (
+        pl.concat([duty, aggregated.select(duty.columns), outside.select(duty.columns)])
+        .filter(pl.col("worker").is_not_null())
+        .with_columns((pl.col("legs") / pl.col("legs").sum().over("worker")).alias("share"))
+        .filter(pl.col("share") >= COVERAGE)
+    )
+    store.connection.register("_roles", roles.to_arrow())
+    store.execute(
+        """UPDATE workers SET role = r.duty, role_basis = 'inferred' FROM _roles r
+           WHERE workers.worker = r.worker AND workers.role IS NULL"""
+    )
+    store.connection.unregister("_roles")
+
+
+def _write_modes(store: Store, requests: pl.DataFrame, headlines: pl.DataFrame) -> None:
+    known = (
+        requests.filter(pl.col("mode") != "unknown")
+        .group_by("deployment")
+        .agg((pl.col("mode") == "disaggregated").mean().alias("share"))
+    )
+    modes = known.select(
+        "deployment",
+        mode=pl.when(pl.col("share") >= COVERAGE)
+        .then(pl.lit("disaggregated"))
+        .when(pl.col("share") <= 1 - COVERAGE)
+        .then(pl.lit("aggregated"))
+        .otherwise(pl.lit("mixed")),
+    )
+    store.connection.register("_modes", modes.to_arrow())
+    store.connection.register("_headlines", headlines.to_arrow())
+    store.execute(
+        """UPDATE deployments SET mode = m.mode FROM _modes m WHERE deployments.deployment = m.deployment"""
+    )
+    store.execute("UPDATE deployments SET headline_observer = NULL")
+    store.execute(
+        """UPDATE deployments SET headline_observer = h.observer FROM _headlines h
+           WHERE deployments.deployment = h.deployment"""
+    )
+    store.connection.unregister("_modes")
+    store.connection.unregister("_headlines")

@@ -1,0 +1,67 @@
+"""The legs as the identity rules see them: numbered, with windows and what kind of work they were."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from pdtrace.model import OBSERVERS
+from pdtrace.store import Store
+
+ENGINE = OBSERVERS.index("engine")
+CLIENT = OBSERVERS.index("client")
+NEAR_NS = 60 * 10**9  # legs further apart are never one request
+_COLUMNS = (
+    "leg, source, worker, observer, role, container, trace_id, span_id, parent_span_id, request_id,"
+    " external_id, remote_id, bootstrap_room, transfer_id, session, row_index, id_prefix, attempt, stream,"
+    " clock, clock_start_ns, start_ns, end_ns, first_token_ns, last_token_ns, resolution_ns, e2e_ms,"
+    " prompt_tokens, output_tokens, max_tokens, status"
+)
+
+
+def load(store: Store) -> pl.DataFrame:
+    """All legs with their number `n`; the columns that identity needs."""
+    return described(store.sql(f"SELECT rowid AS row, {_COLUMNS} FROM legs"))
+
+
+def described(legs: pl.DataFrame) -> pl.DataFrame:
+    """Adds n, lo, hi (window), res, obs (rank of the observer), plike, dlike, failed, container."""
+    wall = pl.col("clock").is_null() | (pl.col("clock") == "wall")
+    lo = pl.when(wall).then(pl.col("start_ns"))
+    length = (pl.col("e2e_ms") * 1e6).cast(pl.Int64)
+    hi = pl.max_horizontal(
+        lo, pl.coalesce("end_ns", "last_token_ns", lo + length, "first_token_ns")
+    )
+    engine = pl.col("observer") == "engine"
+    failed = pl.col("status").is_in(["failed", "aborted"]).fill_null(value=False)
+    short = (pl.col("max_tokens") == 1) | ((pl.col("output_tokens") <= 1) & ~failed)
+    return (
+        legs.with_columns(
+            pl.col("container").fill_null(value=False),
+            lo.alias("lo"),
+            pl.when(wall & pl.col("start_ns").is_not_null()).then(hi).alias("hi"),
+            pl.col("resolution_ns").fill_null(1).alias("res"),
+            pl.col("observer")
+            .replace_strict(
+                list(OBSERVERS), list(range(len(OBSERVERS))), default=ENGINE, return_dtype=pl.Int8
+            )
+            .alias("obs"),
+            (
+                (pl.col("role") == "prefill").fill_null(value=False)
+                | (engine & short & pl.col("role").is_null()).fill_null(value=False)
+            ).alias("plike"),
+            failed.alias("failed"),
+        )
+        .with_row_index("n")
+        .with_columns(pl.col("n").cast(pl.Int64))
+    )
+
+
+def weak() -> pl.Expr:
+    """Whether the name of a leg's worker is one that several processes may bear."""
+    name = pl.col("worker")
+    return name.is_null() | name.str.contains(r"^(service|address|unknown):")
+
+
+def loose() -> pl.Expr:
+    """Whether the worker may be one that another source knows by a better name."""
+    return weak() | pl.col("worker").str.contains("^(file|pid):")

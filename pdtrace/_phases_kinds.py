@@ -1,0 +1,62 @@
+"""Kinds: what an interval hands to the phase that it wins (detail, worker, basis, semantics), numbered.
+
+The numbers follow the sorted names, so that ties between intervals do not depend on reading order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from pdtrace._phases_sweep import Ints
+from pdtrace.model import PHASE_DETAILS
+
+KIND = ("detail", "worker", "basis", "semantics")
+
+_RANKS = pl.DataFrame(
+    {
+        "detail": list(PHASE_DETAILS),
+        "phase": list(PHASE_DETAILS.values()),
+        "rank": range(len(PHASE_DETAILS)),
+    },
+    schema_overrides={"rank": pl.Int64},
+)
+_MANY = 1_000_000  # codes are counted in an array of this size at most, where kinds are few
+_UNATTRIBUTED = {"detail": "unattributed", "worker": None, "basis": "inferred", "semantics": None}
+
+
+def number_kinds(intervals: pl.DataFrame) -> tuple[pl.DataFrame, Ints]:
+    """The distinct kinds (phase, detail, worker, basis, semantics, rank) and each interval's index.
+
+    One more row stands at the end: the kind of time that no interval covers.
+    """
+    codes = np.zeros(intervals.height, dtype=np.int64)
+    for name in KIND:
+        names = intervals[name]
+        coded = names if names.dtype == pl.Enum else names.cast(pl.Categorical)
+        column = coded.to_physical().cast(pl.Int64).fill_null(-1)
+        codes = _combined(codes, column.to_numpy() + 1)
+    distinct = np.flatnonzero(np.bincount(codes))
+    number = np.searchsorted(distinct, codes)
+    sample = np.empty(len(distinct), dtype=np.int64)
+    sample[number] = np.arange(len(number))  # any row of a kind shows its names
+    kinds = intervals.select(KIND)[sample].with_columns(
+        pl.col(KIND).cast(pl.String), pl.Series("code", np.arange(len(distinct)))
+    )
+    kinds = kinds.sort(KIND, nulls_last=True)
+    place = np.empty(len(distinct), dtype=np.int64)
+    place[kinds["code"].to_numpy()] = np.arange(len(distinct))
+    nobody = pl.DataFrame([_UNATTRIBUTED], schema=dict.fromkeys(KIND, pl.String))
+    named = pl.concat([kinds.select(KIND), nobody])
+    ranked = named.join(_RANKS, on="detail", how="left", maintain_order="left")
+    return ranked.select("phase", *KIND, "rank"), place[number]
+
+
+def _combined(codes: Ints, column: Ints) -> Ints:
+    """One small code for the pair."""
+    wide = int(column.max(initial=0)) + 1
+    if (int(codes.max(initial=0)) + 1) * wide > _MANY:
+        codes = np.unique(codes, return_inverse=True)[1].astype(np.int64)
+        column = np.unique(column, return_inverse=True)[1].astype(np.int64)
+        wide = int(column.max(initial=0)) + 1
+    return codes * wide + column

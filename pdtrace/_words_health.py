@@ -1,0 +1,164 @@
+"""The words of findings about capacity, failures and the data themselves."""
+
+from __future__ import annotations
+
+from pdtrace._words import Row, Words, sentence
+from pdtrace.numbers import count, duration, plural, seconds, share
+
+GAP_WORDS = {
+    "missing_first_token": "requests without a first-token time",
+    "missing_output_tokens": "requests without output tokens",
+    "missing_prompt_tokens": "requests without prompt tokens",
+    "missing_worker": "requests whose worker is unknown",
+    "unknown_outcome": "requests whose outcome is unknown",
+    "sampled_steps": "engine steps that are only sampled",
+    "steps_without_sum": "engine steps that give no sum",
+    "skipped_records": "records not used",
+    "conflicting_copies": "copies of one record that differ",
+    "unjoined_legs": "records of requests that join no other",
+}
+
+
+def kv_pressure(row: Row) -> Words:
+    """The KV cache was nearly full."""
+    waiting = row["waiting_max"]
+    return Words(
+        title=f"KV cache at {share(row['high_from_ratio'])} or more for {share(row['value'])} of the time",
+        detail=sentence(
+            f"Median usage {share(row['usage_p50_ratio'])}, greatest {share(row['usage_max_ratio'])} "
+            f"({plural(row['observations'], 'observation')}).",
+            f"Meanwhile up to {count(waiting)} requests waited." if waiting else None,
+        ),
+        suggestions=("give the KV cache more memory, admit fewer requests at once, or shorten contexts",),
+    )
+
+
+def preemption(row: Row) -> Words:
+    """Running requests that were put off."""
+    total = "in total since the start of the worker" if row["counter_total"] else "in this period"
+    return Words(
+        title=f"{count(row['value'])} preemptions",
+        detail=sentence(
+            f"{plural(row['from_events'], 'event')} tell of them" if row["from_events"] else None,
+            f"counters say {count(row['from_counters'])} {total}." if row["from_counters"] is not None else None,
+            f"Known cost {seconds(row['cost_s'])}." if row["cost_s"] is not None else "What they cost is not in the data.",
+        ),
+        suggestions=("preemption follows from a full KV cache: see kv_pressure",),
+    )
+
+
+def worker_imbalance(row: Row) -> Words:
+    """Unequal shares of workers."""
+    side = "" if row["side"] == "both" else f"{row['side']} "
+    idle = f" {plural(row['idle_workers'], 'worker')} got nothing." if row["idle_workers"] else ""
+    return Words(
+        title=f"one {side}worker got {row['value']:.2f} times the mean of its role ({row['measure']})",
+        detail=f"{plural(row['workers_seen'], 'worker')}; requests {_times(row['requests_over_mean'])}, tokens "
+        f"{_times(row['tokens_over_mean'])} of the mean, the least loaded {_times(row['least_over_mean'])}; "
+        f"{row['sigma']:.1f} standard deviations from chance.{idle}",
+        assumptions=("a router that follows prefix caches is uneven on purpose: unevenness alone is no fault",),
+        suggestions=("compare queue times of these workers; weigh load against cache affinity in the router",),
+    )
+
+
+def _times(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.2f}×"
+
+
+def failed_requests(row: Row) -> Words:
+    """Failures, aborts, HTTP errors."""
+    parts = []
+    if row["failed"]:
+        parts.append(f"{row['failed']:,} failed")
+    if row["aborted"]:
+        parts.append(f"{row['aborted']:,} aborted")
+    if row["http_errors"]:
+        parts.append(f"{row['http_errors']:,} HTTP errors without a request seen ({row['server_errors']:,} of the server)")
+    kinds = ", ".join(f"{e['error']}: {e['requests']:,}" for e in (row["errors"] or [])[:5])
+    return Words(
+        title=f"{' and '.join(parts) or 'no'} of {plural(row['seen'], 'request')}",
+        detail=sentence(
+            f"Kinds: {kinds}." if kinds else None,
+            f"{plural(row['retried'], 'request')} needed more than one attempt." if row["retried"] else None,
+            "Aborted requests count neither as failed nor as good.",
+        ),
+        suggestions=("look at the log around these requests: `pdtrace query events PATH`",),
+    )
+
+
+def kv_alarm(row: Row) -> Words:
+    """Answers may rest on wrong KV."""
+    kinds = ", ".join(f"{k['kind']}: {k['alarms']:,}" for k in row["kinds"] or [])
+    return Words(
+        title=f"{count(row['value'])} KV alarms: answers may be wrong, not only slow",
+        detail=f"{kinds}. Such a request can end with status 200 and a wrong answer; whether one did is not in the data.",
+        suggestions=(
+            "repeat the requests named; raise the time that KV is kept for the decode side, or shorten the wait before it is read",
+        ),
+    )
+
+
+def low_cache_reuse(row: Row) -> Words:
+    """Later turns computed their prefix again."""
+    return Words(
+        title=f"later turns computed {share(row['share'])} of a reusable prefix again",
+        detail=f"{count(row['value'])} of {count(row['reusable_tokens'])} tokens in {plural(row['sessions'], 'session')}; "
+        f"{row['moved_turns']:,} of {plural(row['requests'], 'later turn')} went to another worker than the turn before.",
+        suggestions=("route the turns of a session to one worker; look at cache size and eviction",),
+    )
+
+
+def decode_idle(row: Row) -> Words:
+    """Decode workers stood still."""
+    return Words(
+        title=f"decode workers stood still for {share(row['share'])} of the time while their requests waited for KV",
+        detail=f"{seconds(row['value'])} of {seconds(row['observed_s'])} worker time; requests on their way to them waited "
+        f"{seconds(row['kv_waited_s'])} for KV.",
+        assumptions=("with a light load idle decode workers are headroom, not waste",),
+        suggestions=("prefill or the transfer is the bottleneck: look at the ratio of prefill to decode workers",),
+    )
+
+
+def transfer_failures(row: Row) -> Words:
+    """KV movements failed."""
+    return Words(
+        title=f"{count(row['value'])} of {plural(row['transfers'], 'KV movement')} failed",
+        detail=f"{row['failed']:,} failed, {row['expired']:,} expired.",
+        suggestions=("look at the transfer engine's log on both sides",),
+    )
+
+
+def clock_skew(row: Row) -> Words:
+    """Clocks disagree, or the times do."""
+    parts = []
+    if row["clocks_off"]:
+        parts.append(f"{plural(row['clocks_off'], 'clock')} off by up to {duration(row['value'])}")
+    if row["clocks_wide"]:
+        parts.append(f"{plural(row['clocks_wide'], 'clock')} known only roughly")
+    if row["early_requests"]:
+        parts.append(
+            f"in {plural(row['early_requests'], 'request')} an effect begins before its cause (up to {duration(row['worst_early_ms'])})"
+        )
+    if row["negative_requests"]:
+        parts.append(f"negative remainders in {plural(row['negative_requests'], 'request')}")
+    if row["clipped_requests"]:
+        parts.append(f"in {plural(row['clipped_requests'], 'request')} intervals stick out of the window")
+    return Words(
+        title="times of different records do not fit together exactly",
+        detail="; ".join(parts) + ". Nothing was clamped: the times stay as reported.",
+        suggestions=("synchronise the hosts' clocks, or compare only times of one host",),
+    )
+
+
+def data_gaps(row: Row) -> Words:
+    """What is missing."""
+    gaps = row["gaps"] or []
+    lines = [
+        f"{g['missing']:,} of {g['total']:,} {GAP_WORDS.get(g['gap'], g['gap'])}" + (f" ({g['detail']})" if g["detail"] else "")
+        for g in gaps
+    ]
+    return Words(
+        title="parts of the data are missing",
+        detail="; ".join(lines) + ".",
+        suggestions=("`pdtrace coverage` names the switch that adds what is missing",),
+    )

@@ -1,0 +1,230 @@
+"""The words of findings about time: first tokens, streams, queues, transfers, interference."""
+
+from __future__ import annotations
+
+from pdtrace._words import Row, Words, phase, sentence
+from pdtrace.numbers import count, duration, plural, seconds, share
+
+NOT_FASTER = "Taking the cause away makes streams steadier; that is not the same as faster."
+
+
+def slow_first_token(row: Row) -> Words:
+    """First tokens that came late."""
+    limit = "the limit" if row["limit_given"] else "what is ordinary in this run"
+    driver = None
+    if row["prompt_driven"]:
+        driver = f"It follows the prompt: {_prompt_strength(row)}."
+    elif row["prompt_driven"] is False:
+        driver = f"It does not follow the prompt length ({_prompt_strength(row)})."
+    grown = None
+    if row["grown_phase"] and row["grown_ratio"] is not None and row["grown_ratio"] > 0.3:
+        grown = (
+            f"Most of the difference to the other requests is {phase(row['grown_phase'])} "
+            f"({share(row['grown_ratio'])})."
+        )
+    where = None
+    if row["top_phase"]:
+        where = f"Their time before the first token went mostly to {phase(row['top_phase'])} ({share(row['top_phase_ratio'])})."
+    return Words(
+        title=f"first token slow on {row['requests']:,} of {plural(row['measured'], 'request')}",
+        detail=sentence(
+            f"Above {limit} ({duration(row['limit_ms'])}; typical {duration(row['typical_ms'])}). "
+            f"TTFT p50 {duration(row['ttft_p50_ms'])}, p95 {duration(row['value'])}, p99 {duration(row['ttft_p99_ms'])}.",
+            where,
+            grown,
+            driver,
+        ),
+        assumptions=()
+        if row["cached_known"]
+        else ("cached tokens are unknown: whole prompts stand for what had to be computed",),
+        suggestions=_first_token_advice(row),
+    )
+
+
+def _prompt_strength(row: Row) -> str:
+    if row["prompt_rho"] is None:
+        return f"{row['slow_long_input'] or 0:,} of {row['requests']:,} slow ones have a long prompt"
+    slope = f", {duration(row['prompt_slope_ms'])} for each 1,000 prompt tokens" if row["prompt_slope_ms"] is not None else ""
+    return (
+        f"rank correlation {row['prompt_rho']:.2f} "
+        f"({row['prompt_rho_low']:.2f} to {row['prompt_rho_high']:.2f}, n = {row['prompt_pairs']:,}){slope}"
+    )
+
+
+def _first_token_advice(row: Row) -> tuple[str, ...]:
+    top = row["grown_phase"] or row["top_phase"]
+    if row["prompt_driven"]:
+        return ("try prefix caching or shorter contexts before splitting prefill and decode",)
+    if top in {"queue", "router"}:
+        return ("look at load and admission: requests wait before any of their tokens is computed",)
+    if top in {"kv_wait", "kv_transfer"}:
+        return ("look at KV space on the decode workers and at the link between prefill and decode",)
+    if top == "unattributed":
+        return ("trace the hop in front of the engine: nobody accounts for this time",)
+    return ()
+
+
+def slow_stream(row: Row) -> Words:
+    """Streams that came slowly or stood still."""
+    limit = "the limit" if row["limit_given"] else "what is ordinary in this run"
+    gaps = None
+    if row["gaps"]:
+        word = {"chunk": "chunks (a chunk may hold several tokens)", "token": "tokens"}.get(row["gap_emission"], "emissions")
+        gaps = (
+            f"Gaps between {word} as the {row['gap_observer']} saw them: p50 {duration(row['gap_p50_ms'])}, "
+            f"p99 {duration(row['gap_p99_ms'])}, longest {duration(row['gap_max_ms'])}; stalls (beyond three times "
+            f"the median) hold {share(row['stall_ratio'])} of the stream time."
+        )
+    if (row["requests"] or 0) == 0:
+        title = f"streams stall: {share(row['stall_ratio'])} of the stream time"
+    else:
+        title = f"slow stream on {row['requests']:,} of {plural(row['measured'], 'request')}"
+    rho = row["output_rho"]
+    growth = None
+    if rho is not None and row["output_rho_low"] is not None and row["output_rho_low"] > 0.3:
+        growth = f"The time per token grows with the length of the answer (rank correlation {rho:.2f})."
+    return Words(
+        title=title,
+        detail=sentence(
+            f"Above {limit} ({duration(row['limit_ms'])} per output token; typical {duration(row['typical_ms'])}); "
+            f"p95 {duration(row['value'])}, p99 {duration(row['tpot_p99_ms'])}.",
+            gaps,
+            growth,
+        ),
+        suggestions=("see prefill_interference, preemption and kv_pressure for what holds streams up",),
+    )
+
+
+def long_output(row: Row) -> Words:
+    """Long answers explain long requests."""
+    return Words(
+        title=f"the length of the answers explains {share(row['share'])} of how long requests take",
+        detail=sentence(
+            f"Each output token adds {duration(row['value'])}; median answer {count(row['output_p50_tokens'])} tokens, "
+            f"p95 {count(row['output_p95_tokens'])}.",
+            f"{plural(row['long_outputs'], 'request')} with long answers hold {share(row['long_output_time_ratio'])} of all time."
+            if row["long_outputs"]
+            else None,
+        ),
+        assumptions=("a correlation over the run's requests, not a cause",),
+        suggestions=("limit or shorten answers where users do not need them",),
+    )
+
+
+def engine_queue(row: Row) -> Words:
+    """Waiting in front of or inside the engine."""
+    before = row["before_queue_s"] or 0.0
+    assumptions = []
+    if before > 0:
+        assumptions.append(
+            f"{seconds(before)} of it lie before the engine's own queue (front end, wait for the running step, "
+            "hand-over: the engine does not split them)"
+        )
+    if (row["placed_ratio"] or 0) > 0.5:
+        assumptions.append("laid out from durations that the engine reports, not measured at both ends")
+    return Words(
+        title=f"requests wait for the engine: {_of_ttft(row)}",
+        detail=f"{_wait(row)} In the engine's queue {seconds(row['prefill_queue_s'])}, before it {seconds(before)}"
+        + (f" (p99 {duration(row['before_queue_p99_ms'])})" if row["before_queue_p99_ms"] is not None else "")
+        + (f", for the first decode step {seconds(row['decode_queue_s'])}" if row["decode_queue_s"] else "")
+        + ".",
+        assumptions=tuple(assumptions),
+        suggestions=(
+            "if steps are long, lower the token budget of a step; if requests queue, add workers or admit fewer at once",
+        ),
+    )
+
+
+def router_queue(row: Row) -> Words:
+    """Time in the router."""
+    return Words(
+        title=f"the router costs {_of_ttft(row)}",
+        detail=f"{_wait(row)} Queueing {seconds(row['router_queue_s'])}, deciding {seconds(row['router_decide_s'])}, "
+        f"dispatching {seconds(row['dispatch_s'])}.",
+        suggestions=("look at the router's queue limits and at its CPU",),
+    )
+
+
+def _of_ttft(row: Row) -> str:
+    if row["share"] is not None:
+        return f"{share(row['share'])} of the time before first tokens"
+    return f"{share(row['share_of_e2e_ratio'])} of the requests' time"
+
+
+def _wait(row: Row) -> str:
+    return (
+        f"Per request p50 {duration(row['wait_p50_ms'])}, p90 {duration(row['wait_p90_ms'])}, "
+        f"p99 {duration(row['wait_p99_ms'])}."
+    )
+
+
+def kv_transfer(row: Row) -> Words:
+    """Waiting for KV: transfer, wait for it, load."""
+    known = row["interval_low"] or 0.0
+    moved = None
+    if row["transfers"]:
+        size = f", {row['transferred_bytes'] / 1e6:,.1f} MB" if row["transferred_bytes"] is not None else ""
+        moved = f"Workers state {plural(row['transfers'], 'KV movement')}{size}."
+    if row["bound"]:
+        title = f"waiting for KV takes at most {_of_ttft(row)} (upper bound)"
+        detail = (
+            f"{_wait(row)} {seconds(row['upper_bound_s'])} are the whole wait on the decode side: transfer, hand-over, "
+            "waiting for a step; these data do not tell them apart. "
+            f"{seconds(known)} are known to be KV time."
+        )
+        assumptions: tuple[str, ...] = ("the decode side's wait contains the transfer and is not only the transfer",)
+    else:
+        title = f"KV transfer and waiting for it take {_of_ttft(row)}"
+        detail = (
+            f"{_wait(row)} Transfer {seconds(row['transfer_s'])}, waiting for it or for KV space "
+            f"{seconds(row['wait_s'])}, loads from a cache tier {seconds(row['load_s'])}."
+        )
+        assumptions = ()
+    return Words(
+        title,
+        sentence(detail, moved),
+        assumptions,
+        ("compare with the size of the KV and the speed of the link; check KV space on the decode workers",),
+    )
+
+
+def prefill_interference(row: Row) -> Words:
+    """Decode time taken by others' prompts."""
+    low, high = row["interval_low"], row["interval_high"]
+    culprit = ""
+    if row["culprits"]:
+        first = row["culprits"][0]
+        culprit = f" The prompt of {first['request']} took most ({seconds(first['value'])})."
+    return Words(
+        title=f"prompts of others held decodes up for {seconds(row['value'])}: {share(row['share'])} of decode time",
+        detail=f"Interval {seconds(low)} to {seconds(high)}; the denominator is step-counted decode time, "
+        f"{seconds(row['decode_s'])} (step duration × requests decoding in it). A step that only decodes takes "
+        f"{duration(row['decode_only_p50_ms'])}, one that also computes prompts {duration(row['mixed_p50_ms'])} (medians); "
+        f"{plural(row['affected_steps'], 'step')} held decodes up, the longest for {duration(row['longest_step_ms'])}. "
+        f"Cross-check by plain excess over the decode-only median: {seconds(row['plain_lost_s'])}.{culprit}",
+        assumptions=(
+            "a step without prompt tokens would have taken what a fit of decode-only steps gives",
+            *(row["notes"] or ()),
+        ),
+        suggestions=(
+            "lower the token budget of a step (chunked prefill), cap long prefills, or keep long prompts on other workers",
+            NOT_FASTER,
+        ),
+    )
+
+
+def unattributed_time(row: Row) -> Words:
+    """Time that nobody accounts for."""
+    if not row["observed"]:
+        detail = "Only one observer's view is there: no component says what it did in that time."
+    else:
+        detail = (
+            f"Per request p50 {duration(row['unknown_p50_ms'])}, p99 {duration(row['unknown_p99_ms'])}"
+            + (f"; {share(row['ttft_ratio'])} of the time before first tokens" if row["ttft_ratio"] is not None else "")
+            + "."
+        )
+    return Words(
+        title=f"{share(row['share'])} of the requests' time is accounted for by nobody",
+        detail=detail,
+        suggestions=("trace the components that are missing; `pdtrace coverage` lists the switches",),
+    )

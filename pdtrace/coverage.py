@@ -1,0 +1,207 @@
+"""What the data contain, what is missing, which switch adds it; and so what they cannot support."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pdtrace import registry
+from pdtrace.numbers import plural
+
+if TYPE_CHECKING:
+    from pdtrace.diagnose import Deployment
+    from pdtrace.store import Store
+
+ENOUGH = 0.9  # from here on an item counts as there
+
+# Items of the view coverage_items in words.
+ITEM_WORDS = {
+    "arrival_time": "arrival times",
+    "input_tokens": "input tokens",
+    "output_tokens": "output tokens",
+    "cached_tokens": "cached prompt tokens",
+    "first_token": "times to first token",
+    "total_time": "whole durations",
+    "outcome": "outcomes",
+    "queue_wait": "queue wait",
+    "prefill_time": "prefill time",
+    "decode_time": "decode time",
+    "token_times": "token times",
+    "worker_ids": "worker ids",
+    "mode": "whether prefill and decode were split",
+    "client_view": "the client's view",
+    "session": "session ids",
+    "explained_time": "an account of the whole request",
+    "engine_steps": "engine steps",
+    "engine_counters": "engine counters over time",
+    "kv_usage": "KV cache usage",
+    "router_time": "time in the router",
+    "router_decisions": "router decisions",
+    "kv_transfer": "KV transfer times",
+    "kv_transfer_bytes": "bytes of KV transfers",
+    "clocks": "clock offsets",
+}
+
+# How to get an item where no collector knows a switch for it.
+GENERAL_SWITCHES = {
+    "arrival_time": "log the time at which each request arrives",
+    "input_tokens": "ask for usage in the answers (stream_options.include_usage)",
+    "output_tokens": "ask for usage in the answers (stream_options.include_usage)",
+    "cached_tokens": "ask the server for cached tokens in usage.prompt_tokens_details",
+    "first_token": "stream the answers and log when the first chunk arrives",
+    "total_time": "log when each answer ends",
+    "outcome": "log status or finish reason of each request",
+    "token_times": "log the time of every chunk on the client",
+    "worker_ids": "log which worker served each request",
+    "client_view": "add the load generator's per-request file or a client-side log",
+    "explained_time": "trace every hop between the outermost observer and the engine",
+    "session": "send a session or conversation id and log it",
+    "engine_steps": "turn on the engine's per-iteration log",
+    "queue_wait": "turn on the engine's request tracing",
+    "prefill_time": "turn on the engine's request tracing",
+    "decode_time": "turn on the engine's request tracing",
+    "kv_usage": "scrape the engine's metrics once a second",
+    "engine_counters": "scrape the engine's metrics once a second",
+    "router_time": "trace the router",
+    "router_decisions": "turn on the router's decision log",
+    "kv_transfer": "turn on the transfer engine's telemetry",
+    "kv_transfer_bytes": "turn on the transfer engine's telemetry",
+    "clocks": "trace both sides of a hop, or synchronise the hosts",
+}
+
+# Facts that numbers depend on, in the order in which they are shown.
+CONDITION_KEYS = (
+    "version", "model", "tensor_parallel_size", "data_parallel_size", "max_num_batched_tokens", "max_num_seqs",
+    "max_model_len", "chunked_prefill", "prefix_caching", "kv_cache_tokens", "kv_connector", "kv_role", "router_mode",
+    "request_rate", "max_concurrency", "num_prompts", "slo", "log_time_zone",
+)  # fmt: skip
+
+
+def conditions(facts: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The facts of a deployment that its numbers depend on; several values are joined by ' / '."""
+    values: dict[str, list[str]] = {}
+    for fact in facts:
+        if fact["value"] not in values.setdefault(fact["key"], []):
+            values[fact["key"]].append(fact["value"])
+    return [(key, " / ".join(sorted(values[key]))) for key in CONDITION_KEYS if key in values]
+
+
+def switches(engines: Iterable[str | None]) -> dict[str, str]:
+    """How each item is added, for these systems; a collector says it in its SWITCHES."""
+    wanted = {engine.lower() for engine in engines if engine}
+    found: dict[str, list[str]] = {}
+    for module in registry.collectors().values():
+        if module.TITLE.lower() in wanted:
+            for item, text in getattr(module, "SWITCHES", {}).items():
+                if text not in found.setdefault(item, []):
+                    found[item].append(text)
+    general = {item: text for item, text in GENERAL_SWITCHES.items() if item not in found}
+    return general | {item: "; ".join(texts) for item, texts in found.items()}
+
+
+def items(store: Store) -> list[dict[str, Any]]:
+    """The rows of coverage_items with words and the switch that adds each."""
+    engines: dict[str, set[str | None]] = {}
+    for deployment, engine in store.rows("SELECT DISTINCT deployment, engine FROM workers"):
+        engines.setdefault(deployment, set()).add(engine)
+    known = {deployment: switches(names) for deployment, names in engines.items()}
+    general = switches(())
+    return [
+        row | {"words": ITEM_WORDS.get(row["item"], row["item"]), "switch": known.get(row["deployment"], general).get(row["item"])}
+        for row in store.query("coverage_items").iter_rows(named=True)
+    ]
+
+
+def report(store: Store) -> dict[str, Any]:
+    """What `pdtrace coverage` shows."""
+    rows = items(store)
+    deployments = store.sql(
+        """SELECT d.deployment, d.name, d.mode, count(r.request) AS requests
+           FROM deployments d LEFT JOIN requests r USING (deployment) GROUP BY ALL ORDER BY requests DESC, name"""
+    ).to_dicts()
+    return {
+        "deployments": [
+            {
+                "id": d["deployment"], "name": d["name"], "mode": d["mode"], "requests": d["requests"],
+                "items": [
+                    {
+                        "item": r["words"], "present_ratio": r["present_ratio"], "present": r["present"],
+                        "expected": r["expected"], "unit": r["unit"], "applies": r["applies"],
+                        "found_in": r["evidence"] if r["present"] else "", "enables": r["enables"], "switch": r["switch"],
+                    }
+                    for r in rows
+                    if r["deployment"] == d["deployment"] and r["applies"] is not False
+                ],
+            }
+            for d in deployments
+        ],
+        "sources": store.sql("SELECT * REPLACE (coalesce(why, '') AS why) FROM sources ORDER BY path").to_dicts(),
+    }  # fmt: skip
+
+
+def unknown(store: Store, deployments: Sequence[Deployment]) -> list[str]:
+    """What stays unknown, with the switch that would tell; one line an item, deployments that share it together."""
+    names = {d.id: d.name for d in deployments}
+    lines: dict[tuple[str, str], list[str]] = {}
+    for row in items(store):
+        missing = row["applies"] is not False and row["expected"] and row["present_ratio"] is not None
+        if missing and row["present_ratio"] < ENOUGH and row["deployment"] in names:
+            how = f": {row['switch']}" if row["switch"] else ""
+            part = f"{row['present']:,} of {row['expected']:,} {row['unit']}"
+            lines.setdefault((row["words"], how), []).append(f"{names[row['deployment']]} {part}")
+    several = len(deployments) > 1
+    return [
+        f"{words} ({'; '.join(where) if several else where[0].removeprefix(deployments[0].name + ' ') + ' have it'}){how}"
+        for (words, how), where in lines.items()
+    ]
+
+
+def not_supported(store: Store, deployments: Sequence[Deployment]) -> list[str]:
+    """Claims that these data do not support, each with its reason."""
+    with_requests = [d for d in deployments if d.requests["count"]]
+    if not with_requests:
+        return ["anything about latency: there are no requests in these data"]
+    several = len(deployments) > 1
+    lines = []
+    for deployment in with_requests:
+        where = f"{deployment.name}: " if several else ""
+        lines += [where + line for line in _limits(store, deployment)]
+    loads = "each deployment ran at one load" if several else "this is one period at one load"
+    lines.append(f"a capacity or 'times more goodput' claim: {loads}")
+    lines.append("that another set-up (P/D split or not, another ratio, another chunk size) would be faster: nothing here ran it")
+    if several:
+        lines.append("a ranking of the deployments: their conditions were not matched")
+    return lines
+
+
+def _limits(store: Store, deployment: Deployment) -> list[str]:
+    details = {row["detail"]: row for row in deployment.phases}
+    steps, members = store.rows(
+        """SELECT count(*), count(*) FILTER (capture = 'full') FROM steps JOIN workers USING (worker) WHERE deployment = ?""",
+        [deployment.id],
+    )[0]
+    named = store.rows(
+        "SELECT count(*) FROM step_members JOIN workers USING (worker) WHERE deployment = ?", [deployment.id]
+    )[0][0]
+    lines = []
+    if set(details) <= {"unattributed"}:
+        lines.append("where the time went inside the server: only durations of whole requests are there")
+    if not steps:
+        lines.append("whether prompts of some requests held up the streams of others: no engine steps are there")
+    elif not members:
+        lines.append("sums over engine steps: only samples of them are there")
+    elif not named:
+        lines.append("which request's prompt stalled which stream: the step records name no requests")
+    if "kv_wait_upper_bound" in details:
+        lines.append("how long the KV transfer itself took: only the whole wait on the decode side is known (upper bound)")
+    if "before_queue" in details:
+        lines.append("whether the front end or the running step made requests wait before the engine's queue")
+    headline = next((row for row in deployment.latency if row["metric"] == "ttft_ms" and row["headline"]), None)
+    if headline is None:
+        lines.append("a headline TTFT: no observer saw start and first token of 90 % of the completed requests")
+    elif headline["observer"] != "client":
+        lines.append(f"what the user waited: the outermost observer is the {headline['observer']}, the way to the client is not in it")
+    small = deployment.requests["count"]
+    if small < 100:
+        lines.append(f"99th percentiles: {plural(small, 'request')} have no 99th percentile to speak of")
+    return lines

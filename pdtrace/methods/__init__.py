@@ -1,0 +1,76 @@
+"""Statistics that SQL cannot do, one file a method: frames in, frames of a derived table out.
+
+A method says which tables it makes and which it needs. `run` makes those that take no parameter;
+whoever runs a query first runs the methods in the query's `needs` (`making` finds them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import polars as pl
+
+from pdtrace.methods import interference_steps
+
+
+class Tables(Protocol):
+    """What a method may ask of the store."""
+
+    def sql(self, query: str, **params: Any) -> pl.DataFrame:
+        """Rows of a query."""
+
+    def replace(self, table: str, frame: pl.DataFrame) -> Any:
+        """Put these rows in the place of the table's rows."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method: the tables it makes and needs, and the function that turns one into the other."""
+
+    name: str
+    makes: tuple[str, ...]
+    needs: tuple[str, ...]
+    function: Callable[[Tables], dict[str, pl.DataFrame]]
+
+
+def _interference_steps(tables: Tables) -> dict[str, pl.DataFrame]:
+    """Worker after worker, so that never more than one worker's steps are in memory."""
+    results = [pl.DataFrame(schema=interference_steps.RESULT_SCHEMA)]
+    losses = [pl.DataFrame(schema=interference_steps.LOSSES_SCHEMA)]
+    for worker in tables.sql(interference_steps.WORKERS).iter_rows(named=True):
+        steps = tables.sql(interference_steps.STEPS, worker=worker["worker"])
+        result, lost = interference_steps.interference(steps, **worker)
+        results.append(result)
+        losses.append(lost)
+    return {
+        "interference_steps": pl.concat(results),
+        "interference_step_losses": pl.concat(losses),
+    }
+
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method(
+            name="interference_steps",
+            makes=("interference_steps", "interference_step_losses"),
+            needs=("steps", "workers", "facts"),
+            function=_interference_steps,
+        ),
+    )
+}
+
+
+def making(tables: Iterable[str]) -> list[Method]:
+    """The methods that make any of these tables."""
+    wanted = set(tables)
+    return [method for method in METHODS.values() if wanted & set(method.makes)]
+
+
+def run(store: Tables, methods: Iterable[Method] | None = None) -> None:
+    """Run the methods (all without parameters by default) and keep their tables."""
+    for method in METHODS.values() if methods is None else methods:
+        for table, frame in method.function(store).items():
+            store.replace(table, frame)

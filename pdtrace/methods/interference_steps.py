@@ -1,0 +1,359 @@
+"""Prefill interference from engine steps (level A): decode seconds lost to prefill, by worker.
+
+What is estimated: over the steps in which prompt tokens were computed, (actual duration - duration
+that the same step would have had with the same decode batch and no prompt tokens), times the
+requests that were decoding. Not estimated: what a request would gain under another scheduler.
+
+A step without decodes but with prompt tokens holds up the requests that decode before and after it;
+they are counted only as far as they are certain (see `_residents`): a lower bound. A step that only
+takes over pulled KV on a decode worker is not a prefill. A host pause inside a prefill step is not
+its cost: excess is cut at a robust fit of prefill cost. Sampled steps give no sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from pdtrace.methods.statistics import (
+    Z95,
+    Bools,
+    Fit,
+    Floats,
+    block_ratio,
+    trimmed_least_squares,
+)
+
+# One worker's steps in the order in which they ran. Ends are compared, since a coarse log time is
+# the time of an end; inside one tick the engine's own count decides.
+STEPS = """
+SELECT rank, seq, coalesce(start_ns, start_lower_ns) AS start_ns, elapsed_ns, prefill_requests,
+  prefill_tokens, prefill_kv_tokens, decode_requests, decode_tokens, decode_kv_tokens, running,
+  pulled_requests, capture
+FROM steps
+WHERE worker = $worker
+ORDER BY rank, coalesce(start_ns, start_lower_ns) + elapsed_ns, seq, source, record
+"""
+
+WORKERS = """
+SELECT s.worker, any_value(w.deployment) AS deployment, any_value(w.role) AS role,
+  coalesce(bool_or(f.value ILIKE '%consumer%'), false) AS kv_consumer
+FROM (SELECT DISTINCT worker FROM steps) AS s
+LEFT JOIN workers AS w ON w.worker = s.worker
+LEFT JOIN facts AS f ON f.worker = s.worker AND f.key = 'kv_role'
+GROUP BY s.worker
+ORDER BY s.worker
+"""
+
+MIN_DECODE_ONLY = 30  # fewer decode-only steps give no baseline
+MIN_AFFECTED = 5  # fewer steps with victims are an anecdote
+MIN_SHARE = 0.01  # lower bound of lost / decode seconds from which a worker is flagged
+PAUSE_NS = 20e6  # what a prefill step may exceed its fitted cost by; the rest is called a pause
+FIT_ROWS = 200_000  # rows that a fit looks at
+# Error of the interval as parts of the exposed baseline and of the loss, calibrated on simulations.
+BASE_ERROR, MODEL_ERROR = 0.015, 0.02
+
+RESULT_SCHEMA: dict[str, type[pl.DataType]] = {
+    "worker": pl.String, "rank": pl.String, "deployment": pl.String, "role": pl.String,
+    "capture": pl.String, "steps": pl.Int64, "decode_only_steps": pl.Int64,
+    "mixed_steps": pl.Int64, "prefill_only_steps": pl.Int64, "idle_steps": pl.Int64,
+    "pulled_steps": pl.Int64, "decode_only_p50_ms": pl.Float64, "mixed_p50_ms": pl.Float64,
+    "prefill_only_p50_ms": pl.Float64, "baseline_ms": pl.Float64,
+    "baseline_per_request_ms": pl.Float64, "baseline_per_kv_token_ms": pl.Float64,
+    "noise_ms": pl.Float64, "affected_steps": pl.Int64, "lost_s": pl.Float64,
+    "lost_low_s": pl.Float64, "lost_high_s": pl.Float64, "decode_s": pl.Float64,
+    "lost_ratio": pl.Float64, "lost_ratio_low": pl.Float64, "lost_ratio_high": pl.Float64,
+    "prefill_only_lost_s": pl.Float64, "plain_lost_s": pl.Float64, "capped_s": pl.Float64,
+    "flagged": pl.Boolean, "note": pl.String,
+}  # fmt: skip
+LOSSES_SCHEMA: dict[str, type[pl.DataType]] = {
+    "worker": pl.String, "rank": pl.String, "seq": pl.Int64, "start_ns": pl.Int64,
+    "elapsed_ms": pl.Float64, "baseline_ms": pl.Float64, "excess_ms": pl.Float64,
+    "residents": pl.Int64, "prefill_requests": pl.Int64, "prefill_tokens": pl.Int64,
+    "lost_s": pl.Float64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Steps:
+    """One rank's steps as arrays, with each step's kind decided."""
+
+    frame: pl.DataFrame
+    elapsed: Floats  # ns
+    decodes: Floats  # requests that decoded, pulled ones included
+    prefills: Floats  # requests whose prompt was computed
+    tokens: Floats  # prompt tokens computed; NaN unknown
+    decode_only: Bools
+    mixed: Bools
+    prefill_only: Bools
+    pulled: Bools
+
+
+def interference(
+    steps: pl.DataFrame,
+    worker: str,
+    deployment: str | None = None,
+    role: str | None = None,
+    kv_consumer: bool = False,
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """(one row per rank, one row per step that held decodes up) for one worker's ordered steps."""
+    results, losses = [], []
+    consumer = kv_consumer or role == "decode"
+    for (rank,), part in steps.partition_by(["rank"], maintain_order=True, as_dict=True).items():
+        result, lost = _rank(part, consumer)
+        name = {"worker": worker, "rank": rank}
+        results.append({**name, "deployment": deployment, "role": role, **result})
+        if lost is not None:
+            losses.append(lost.with_columns(worker=pl.lit(worker), rank=pl.lit(rank, pl.String)))
+    columns = list(LOSSES_SCHEMA)
+    return (
+        pl.DataFrame(results, schema=RESULT_SCHEMA),
+        pl.concat([frame.select(columns).cast(pl.Schema(LOSSES_SCHEMA)) for frame in losses])
+        if losses
+        else pl.DataFrame(schema=LOSSES_SCHEMA),
+    )
+
+
+def _rank(frame: pl.DataFrame, consumer: bool) -> tuple[dict[str, Any], pl.DataFrame | None]:
+    known = frame.filter(pl.col("elapsed_ns").is_not_null())
+    steps = _classify(known, consumer)
+    result = _describe(frame, steps)
+    why_not = _no_sum(frame, known, steps)
+    if why_not:
+        return {**result, "flagged": None, "note": why_not}, None
+    columns, fit = _baseline(steps)
+    baseline = fit.at(columns)
+    excess = np.where(steps.prefill_only, steps.elapsed, steps.elapsed - baseline)
+    capped, cut = _cap(steps, excess)
+    residents, certain = _residents(steps)
+    affected = (steps.mixed | steps.prefill_only) & (residents > 0)
+    lost = np.where(affected, capped * residents, 0.0) / 1e9
+    lost_table = pl.DataFrame(
+        {
+            "seq": known["seq"],
+            "start_ns": known["start_ns"],
+            "elapsed_ms": steps.elapsed / 1e6,
+            "baseline_ms": np.where(steps.prefill_only, 0.0, baseline) / 1e6,
+            "excess_ms": capped / 1e6,
+            "residents": residents.astype(np.int64),
+            "prefill_requests": known["prefill_requests"],
+            "prefill_tokens": known["prefill_tokens"],
+            "lost_s": lost,
+        }
+    ).filter(pl.Series(affected))
+    result |= _baseline_columns(steps, fit)
+    result |= _totals(steps, residents, affected, lost, baseline, fit)
+    result["capped_s"] = None if cut is None else float((cut * residents)[affected].sum() / 1e9)
+    result["note"] = _note(steps, cut is None, certain)
+    return result, lost_table
+
+
+def _classify(frame: pl.DataFrame, consumer: bool) -> Steps:
+    """Which steps decoded, computed prompts, did both, or only took over pulled KV."""
+    elapsed = _floats(frame, "elapsed_ns")
+    decodes = _floats(frame, "decode_requests", 0.0)
+    tokens, requests = _floats(frame, "prefill_tokens"), _floats(frame, "prefill_requests")
+    prefill = (np.nan_to_num(tokens) > 0) | (np.nan_to_num(requests) > 0)
+    # One prompt token for each request is the first step after a pull: the last token is computed
+    # again to get logits. Only on KV consumers; elsewhere it is a prompt found whole in the cache.
+    one_each = prefill & (tokens == requests)
+    mostly = one_each.sum() >= 0.9 * max(1, prefill.sum()) and one_each.sum() >= 20
+    pulled = prefill & (_floats(frame, "pulled_requests", 0.0) >= np.nan_to_num(requests, nan=1.0))
+    if consumer or mostly:
+        pulled |= one_each
+    prefill &= ~pulled
+    decodes = decodes + np.where(pulled, np.nan_to_num(requests), 0.0)
+    return Steps(
+        frame=frame, elapsed=elapsed, decodes=decodes,
+        prefills=np.where(prefill, np.where(np.isnan(requests), 1.0, requests), 0.0),
+        tokens=np.where(prefill, tokens, 0.0),
+        decode_only=(decodes > 0) & ~prefill & (elapsed > 0), mixed=(decodes > 0) & prefill,
+        prefill_only=(decodes == 0) & prefill, pulled=pulled,
+    )  # fmt: skip
+
+
+def _describe(frame: pl.DataFrame, steps: Steps) -> dict[str, Any]:
+    captures = set(frame["capture"].to_list())
+    active = steps.decode_only | steps.mixed | steps.prefill_only
+    return {
+        "capture": "full" if captures == {"full"} else "sampled" if "sampled" in captures else None,
+        "steps": frame.height,
+        "decode_only_steps": int(steps.decode_only.sum()),
+        "mixed_steps": int(steps.mixed.sum()),
+        "prefill_only_steps": int(steps.prefill_only.sum()),
+        "idle_steps": int((~active).sum()),
+        "pulled_steps": int(steps.pulled.sum()),
+        "decode_only_p50_ms": _p50(steps.elapsed[steps.decode_only]),
+        "mixed_p50_ms": _p50(steps.elapsed[steps.mixed]),
+        "prefill_only_p50_ms": _p50(steps.elapsed[steps.prefill_only]),
+    }
+
+
+def _no_sum(frame: pl.DataFrame, known: pl.DataFrame, steps: Steps) -> str:
+    """Why the seconds lost cannot be summed here; empty when they can."""
+    if set(frame["capture"].to_list()) != {"full"}:
+        return "steps are sampled or their capture is unknown: seconds lost cannot be summed"
+    if known.height < frame.height:
+        return (
+            f"{frame.height - known.height} steps have no duration: seconds lost cannot be summed"
+        )
+    if steps.decode_only.sum() < MIN_DECODE_ONLY:
+        return f"fewer than {MIN_DECODE_ONLY} decode-only steps: no baseline"
+    return ""
+
+
+def _baseline(steps: Steps) -> tuple[Floats, Fit]:
+    """Duration of a step without prompt tokens, from its decode batch and (if known) context."""
+    columns = [np.ones(len(steps.elapsed)), steps.decodes]
+    context = _floats(steps.frame, "decode_kv_tokens")
+    if not np.isnan(context[steps.decode_only | steps.mixed]).any():
+        columns.append(np.nan_to_num(context))
+    table = np.column_stack(columns)
+    chosen = _sample(steps.decode_only)
+    # Variance grows about with the duration: weights from the batch, not from the noisy duration.
+    weights = 1 / np.sqrt(np.maximum(steps.decodes[chosen], 1.0))
+    floor = 0.01 * float(np.median(steps.elapsed[chosen] * weights))
+    return table, trimmed_least_squares(table[chosen], steps.elapsed[chosen], weights, floor=floor)
+
+
+def _sample(mask: Bools) -> NDArray[np.int64]:
+    """Rows to fit on: all up to FIT_ROWS, else every k-th (more would not move the fit)."""
+    rows = np.flatnonzero(mask)
+    return rows[:: max(1, -(-len(rows) // FIT_ROWS))]
+
+
+def _baseline_columns(steps: Steps, fit: Fit) -> dict[str, Any]:
+    beta = fit.coefficients / 1e6
+    typical = float(np.median(np.sqrt(np.maximum(steps.decodes[steps.decode_only], 1.0))))
+    return {
+        "baseline_ms": float(beta[0]),
+        "baseline_per_request_ms": float(beta[1]),
+        "baseline_per_kv_token_ms": float(beta[2]) if len(beta) > 2 else None,
+        "noise_ms": fit.sigma * typical / 1e6,
+    }
+
+
+def _cap(steps: Steps, excess: Floats) -> tuple[Floats, Floats | None]:
+    """(excess cut at what such prompts cost here, what was cut); (excess, None) without a fit.
+
+    Cost is fitted on relative error over (1, n, n^2), and n * prior context where the source has
+    it. Where it has not, the step may continue a prompt of which up to `before` tokens, those of
+    the unbroken run of prefill steps before it, are its context: attention over them makes a step
+    at most (n + 2 * before) / n times as dear, so only what exceeds that is called a pause.
+    """
+    rows = np.flatnonzero(steps.mixed | steps.prefill_only)
+    tokens = steps.tokens[rows]
+    if len(rows) < 8 or np.isnan(tokens).any() or not tokens.all():
+        return excess, None
+    # A step of its own also pays the fixed cost of a step.
+    columns = [np.ones(len(rows)), tokens, steps.prefill_only[rows].astype(np.float64)]
+    if len(rows) >= 20:
+        columns.append(tokens * tokens)
+    prior = _floats(steps.frame, "prefill_kv_tokens")[rows]
+    prior_known = not np.isnan(prior).any()
+    if prior_known and len(rows) >= 20:
+        columns.append(tokens * prior)
+    table = np.column_stack(columns)
+    chosen = _sample(np.ones(len(rows), dtype=bool))
+    scale = tokens + tokens.mean() / 10
+    fit = trimmed_least_squares(table[chosen], excess[rows][chosen], 1 / scale[chosen])
+    dearer = 1.0 if prior_known else 1.0 + 2.0 * _run_before(steps, rows) / tokens
+    limit = np.maximum(fit.at(table), 0.0) * dearer + np.maximum(4 * fit.sigma * scale, PAUSE_NS)
+    capped = excess.copy()
+    capped[rows] = np.minimum(excess[rows], limit)
+    return capped, excess - capped
+
+
+def _run_before(steps: Steps, rows: NDArray[np.int64]) -> Floats:
+    """Prompt tokens computed in the unbroken run of prefill steps before each of these steps."""
+    computed = np.concatenate([[0.0], np.cumsum(steps.tokens)])
+    prefill = steps.mixed | steps.prefill_only
+    run_start = np.maximum.accumulate(np.where(prefill, 0, np.arange(1, len(prefill) + 1)))
+    run: Floats = computed[rows] - computed[run_start[rows]]
+    return run
+
+
+def _residents(steps: Steps) -> tuple[Floats, bool]:
+    """(requests that were decoding, per step; whether every prefill-only step's are known).
+
+    In a step that decodes: those that decoded. In one that only computed prompts the source rarely
+    says. Certain are those that decoded in the last other step and still decode in the next one: of
+    its decodes, at most the prompts of the steps between can be new. This needs an unbroken count.
+    """
+    residents = steps.decodes.copy()
+    alone, others = np.flatnonzero(steps.prefill_only), np.flatnonzero(~steps.prefill_only)
+    if not len(alone) or not len(others):
+        return residents, not len(alone)
+    seq, running = _floats(steps.frame, "seq"), _floats(steps.frame, "running")
+    slot = np.searchsorted(others, alone)
+    inner = (slot > 0) & (slot < len(others))
+    before = others[np.maximum(slot - 1, 0)]
+    after = others[np.minimum(slot, len(others) - 1)]
+    arrived = np.concatenate([[0.0], np.cumsum(steps.prefills)])
+    fresh = arrived[after] - arrived[before + 1]
+    still = np.minimum(steps.decodes[before], np.maximum(steps.decodes[after] - fresh, 0.0))
+    unbroken = inner & (seq[after] - seq[before] == after - before)
+    certain = np.where(unbroken, still, 0.0)
+    # The engine's own count also holds requests that are neither: never more than decoded before.
+    said = np.minimum(running[alone] - steps.prefills[alone], steps.decodes[before])
+    said = np.where((slot > 0) & ~np.isnan(said), said, 0.0)
+    residents[alone] = np.maximum(certain, said)
+    return residents, bool(np.all(unbroken | ~np.isnan(running[alone])))
+
+
+def _totals(
+    steps: Steps, residents: Floats, affected: Bools, lost: Floats, baseline: Floats, fit: Fit
+) -> dict[str, Any]:
+    """Seconds lost with two intervals: of this period (realised), of its share in such periods."""
+    decode = steps.elapsed * residents / 1e9
+    total, decode_s = float(lost.sum()), float(decode.sum())
+    mixed = steps.mixed
+    weight = np.sqrt(np.maximum(steps.decodes, 1.0))
+    noise = np.sqrt(float(((fit.sigma * weight * residents)[affected & mixed] ** 2).sum())) / 1e9
+    exposed = float((np.abs(baseline) * residents)[affected & mixed].sum()) / 1e9
+    half = Z95 * noise + BASE_ERROR * exposed + MODEL_ERROR * abs(total)
+    ratio = block_ratio(lost, decode, np.cumsum(steps.elapsed))
+    p50 = float(np.median(steps.elapsed[steps.decode_only]))
+    plain = float(((steps.elapsed - p50) * steps.decodes)[mixed].sum()) / 1e9
+    count = int(affected.sum())
+    return {
+        "affected_steps": count,
+        "lost_s": total,
+        "lost_low_s": total - half,
+        "lost_high_s": total + half,
+        "decode_s": decode_s,
+        "lost_ratio": total / decode_s if decode_s else None,
+        "lost_ratio_low": ratio.low if ratio else None,
+        "lost_ratio_high": ratio.high if ratio else None,
+        "prefill_only_lost_s": float(lost[steps.prefill_only].sum()),
+        "plain_lost_s": plain,
+        "flagged": bool(ratio and ratio.low > MIN_SHARE and count >= MIN_AFFECTED),
+    }
+
+
+def _note(steps: Steps, uncapped: bool, certain: bool) -> str | None:
+    notes = []
+    if steps.prefill_only.any():
+        notes.append(
+            "steps without decodes: counted are only requests that surely decoded before and after"
+            if certain
+            else "for some steps without decodes nobody says who was held up: counted as nobody"
+        )
+    if uncapped and (steps.mixed | steps.prefill_only).any():
+        notes.append("too few prefill steps to tell a host pause inside one from its cost")
+    if steps.pulled.any():
+        notes.append("steps that only took over pulled KV are not counted as prefill")
+    return "; ".join(notes) or None
+
+
+def _floats(frame: pl.DataFrame, name: str, unknown: float = float("nan")) -> Floats:
+    values: Floats = frame[name].cast(pl.Float64).fill_null(unknown).to_numpy()
+    return values
+
+
+def _p50(values: Floats) -> float | None:
+    return float(np.median(values)) / 1e6 if len(values) else None

@@ -1,0 +1,62 @@
+"""Numbers as people read them: one way to write a duration, a share, a count, a size."""
+
+from __future__ import annotations
+
+UNKNOWN = "–"
+
+
+def duration(ms: float | None) -> str:
+    """Milliseconds as 0.42 ms, 92.5 ms, 1.15 s or 3.2 min."""
+    if ms is None:
+        return UNKNOWN
+    size = abs(ms)
+    if size >= 600_000:
+        return f"{ms / 60_000:.1f} min"
+    if size >= 10_000:
+        return f"{ms / 1000:.1f} s"
+    if size >= 1000:
+        return f"{ms / 1000:.2f} s"
+    if size >= 100:
+        return f"{ms:.0f} ms"
+    if size >= 10 or size == 0:
+        return f"{ms:.1f} ms"
+    return f"{ms:.2f} ms"
+
+
+def seconds(value: float | None) -> str:
+    """Seconds lost or spent, as 49.9 s."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.1f} s" if abs(value) >= 10 else f"{value:.2f} s"
+
+
+def share(value: float | None) -> str:
+    """A share of 0..1 as per cent."""
+    if value is None:
+        return UNKNOWN
+    percent = 100 * value
+    return f"{percent:.0f} %" if abs(percent) >= 10 else f"{percent:.1f} %"
+
+
+def count(value: float | None) -> str:
+    """A count with thousands separators."""
+    return UNKNOWN if value is None else f"{value:,.0f}"
+
+
+def quantity(value: float | None, unit: str | None) -> str:
+    """A value with its unit; seconds, milliseconds and shares in their own style."""
+    if value is None:
+        return UNKNOWN
+    if unit == "ms":
+        return duration(value)
+    if unit == "s":
+        return seconds(value)
+    if unit in {"1", "ratio", "share"}:
+        return share(value)
+    text = count(value) if float(value).is_integer() else f"{value:,.2f}"
+    return f"{text} {unit}".strip()
+
+
+def plural(n: int, noun: str) -> str:
+    """1 request, 2 requests."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"

@@ -1,0 +1,76 @@
+"""Names that pdtrace itself emits: spans and attributes, each with its source; imports nothing.
+
+`gen_ai.*` is used where OpenTelemetry's GenAI conventions have a name
+(open-telemetry/semantic-conventions 1.41, since 1.42 open-telemetry/semantic-conventions-genai);
+`gen_ai.latency.*` is what vLLM, SGLang and TensorRT-LLM write alike without being in the
+conventions; `pdtrace.*` is ours, for what nobody named yet.
+"""
+
+# ruff: noqa: S105 -- a token of a model is no password
+from __future__ import annotations
+
+SCOPE = "pdtrace"  # instrumentation scope
+
+# ---- spans (ours). A request at one component is a SERVER span; its phases are its children.
+SPAN_REQUEST = "pdtrace.request"
+SPAN_DISPATCH = "pdtrace.dispatch"  # CLIENT span around a call to another component
+SPAN_ROUTER = "pdtrace.router"
+SPAN_QUEUE = "pdtrace.queue"
+SPAN_PREFILL = "pdtrace.prefill"
+SPAN_KV_TRANSFER = "pdtrace.kv_transfer"
+SPAN_DECODE = "pdtrace.decode"
+
+# Phase detail (model.PHASE_DETAILS) of a phase span that does not name its own.
+PHASE_SPANS = {
+    SPAN_ROUTER: "router_decide",
+    SPAN_QUEUE: "prefill_queue",
+    SPAN_PREFILL: "prefill_wall",
+    SPAN_KV_TRANSFER: "kv_transfer",
+    SPAN_DECODE: "decode_wall",
+}
+
+# ---- attributes of OpenTelemetry's GenAI conventions (1.41, docs/gen-ai/gen-ai-spans.md)
+OPERATION_NAME = "gen_ai.operation.name"
+REQUEST_MODEL = "gen_ai.request.model"
+REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
+REQUEST_STREAM = "gen_ai.request.stream"
+RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"
+INPUT_TOKENS = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
+CONVERSATION_ID = "gen_ai.conversation.id"
+ERROR_TYPE = "error.type"  # general conventions, attribute registry
+HTTP_STATUS = "http.response.status_code"  # HTTP conventions 1.23 and later
+
+# ---- shared by three engines (vllm/tracing, sglang/srt/tracing, tensorrt_llm/llmapi); seconds
+LATENCY_TTFT = "gen_ai.latency.time_to_first_token"
+LATENCY_E2E = "gen_ai.latency.e2e"
+
+# ---- ours
+REQUEST_ID = "pdtrace.request.id"  # id that travels between components (X-Request-ID)
+WORKER_ROLE = (
+    "pdtrace.worker.role"  # client, gateway, router, frontend, prefill, decode, aggregated
+)
+PHASE_DETAIL = "pdtrace.phase.detail"  # a detail of model.PHASE_DETAILS, on a phase span
+ATTEMPT = "pdtrace.attempt"  # 0 for the first attempt
+STREAM_INDEX = "pdtrace.stream.index"  # index of the stream when n > 1
+TURN = "pdtrace.turn"  # turn in the conversation
+ABORTED = "pdtrace.aborted"  # true when the caller left
+FIRST_TOKEN_NS = "pdtrace.first_token_ns"  # instant of the first token, epoch ns
+TOKEN_TIMES_US = (
+    "pdtrace.token.times_us"  # int array: offsets of emissions from the first one, microseconds
+)
+TOKEN_COUNTS = (
+    "pdtrace.token.counts"  # int array: tokens of each emission; absent when each is one token
+)
+TOKEN_EMISSION = "pdtrace.token.emission"  # token or chunk
+KV_BYTES = "pdtrace.kv.bytes"  # bytes moved by a KV transfer
+KV_BACKEND = "pdtrace.kv.backend"  # NIXL, Mooncake, LMCache, ...
+KV_DIRECTION = "pdtrace.kv.direction"  # prefill_to_decode, decode_to_prefill, load or store
+KV_SOURCE = "pdtrace.kv.source"  # worker that the KV came from
+KV_DESTINATION = "pdtrace.kv.destination"  # worker that it went to
+ROUTER_POLICY = "pdtrace.router.policy"
+ROUTER_WORKER = "pdtrace.router.worker"  # the worker chosen
+ROUTER_OVERLAP_TOKENS = "pdtrace.router.overlap_tokens"  # prompt tokens believed cached there
+ROUTER_COST = "pdtrace.router.cost"
+ROUTER_CANDIDATES = "pdtrace.router.candidates"

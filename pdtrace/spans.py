@@ -1,0 +1,246 @@
+"""How the table `spans` keeps attributes.
+
+Reading one by key, packing maps for storage, removing duplicates.
+
+Attributes lie in two columns per value type: the keys of a span as one text (`string_keys`, joined
+by the
+unit separator) and the values as a list in the same order (`string_values`). A store sees few
+different
+sets of keys, so that the first column costs next to nothing. Measured with duckdb 2.0.1 on 12
+attributes a
+span: 5.8 CPU seconds and 76 bytes a span for a million spans, against 16.5 and 81 for MAP columns,
+whose keys
+are checked and written again for every span. (MAP columns generated from these two cost more
+still: an INSERT
+evaluates them.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+
+SEPARATOR = "\x1f"
+# MAP column -> prefix of the stored pair of columns and type of the values.
+MAPS: dict[str, tuple[str, pa.DataType]] = {
+    "attributes_string": ("string", pa.string()),
+    "attributes_int": ("int", pa.int64()),
+    "attributes_double": ("double", pa.float64()),
+    "attributes_bool": ("bool", pa.bool_()),
+    "attributes_other": ("other", pa.string()),
+}
+
+IN_ANOTHER_SOURCE = "duplicate of a record in another source"
+IN_THE_SOURCE = "duplicate within the source"
+LOG_COPY = "log copy of an exported span"
+
+
+def _value(prefix: str, key: str) -> str:
+    """SQL for the value of a key in one pair of columns; NULL when absent."""
+    position = f"list_position(string_split({prefix}_keys, chr(31)), {_quoted(key)})"
+    return f"{prefix}_values[{position}]"
+
+
+def attribute_sql(key: str, kind: type) -> str:
+    """SQL over table spans for one attribute as str, int, float or bool.
+
+    Whatever type it was written in.
+
+    Numbers written as text are cast when they are numbers; a whole number is never made by
+    rounding. NULL when
+    the span has no such attribute or when it cannot be cast.
+    """
+    text, whole, real, flag = (_value(p, key) for p in ("string", "int", "double", "bool"))
+    if kind is str:
+        return (
+            f"coalesce({text}, CAST({whole} AS VARCHAR), CAST({real} AS VARCHAR),"
+            f" CAST({flag} AS VARCHAR), {_value('other', key)})"
+        )
+    if kind is int:
+        return (
+            f"coalesce({whole}, CASE WHEN regexp_full_match(trim({text}), '[+-]?[0-9]+')"
+            f" THEN TRY_CAST(trim({text}) AS BIGINT) END,"
+            f" CASE WHEN {real} = floor({real}) THEN TRY_CAST({real} AS BIGINT) END)"
+        )
+    if kind is float:
+        return f"coalesce({real}, CAST({whole} AS DOUBLE), TRY_CAST({text} AS DOUBLE))"
+    if kind is bool:
+        return (
+            f"coalesce({flag}, CASE lower(trim({text})) WHEN 'true' THEN true WHEN 'false' THEN false END,"
+            f" CASE {whole} WHEN 1 THEN true WHEN 0 THEN false END)"
+        )
+    raise TypeError(f"attribute {key}: {kind.__name__} is none of str, int, float, bool")
+
+
+def resource_attribute_sql(key: str) -> str:
+    """SQL over table resources for one attribute as text; NULL when absent."""
+    return f"attributes[{_quoted(key)}]"
+
+
+def map_sql(prefix: str) -> str:
+    """SQL over table spans for the attributes of one type (string, int, double, bool.
+
+    Other) as a MAP.
+    """
+    return f"map(string_split({prefix}_keys, chr(31)), {prefix}_values)"
+
+
+def keys_sql() -> str:
+    """SQL over table spans for the list of all attribute keys of a span; cheap to group by."""
+    texts = ", ".join(f"{prefix}_keys" for prefix, _ in MAPS.values())
+    return f"string_split(nullif(concat_ws(chr(31), {texts}), ''), chr(31))"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+# ---- packing -------------------------------------------------------------------------------------
+
+
+def packed(batch: Any) -> Any:
+    """Rows of spans whose attributes are maps (or lists of structs, or dicts).
+
+    As the table stores them.
+
+    Batches without such columns come back untouched.
+    """
+    if isinstance(batch, Sequence):
+        return _packed_rows(batch) if any(name in row for row in batch for name in MAPS) else batch
+    names = batch.columns if isinstance(batch, pl.DataFrame) else batch.schema.names
+    if not any(name in MAPS for name in names):
+        return batch
+    table = batch.to_arrow() if isinstance(batch, pl.DataFrame) else pa.table(batch)
+    for name, (prefix, kind) in MAPS.items():
+        if name not in table.column_names:
+            continue
+        keys, values = _pair(table.column(name).to_pylist(), kind)
+        table = table.drop_columns([name])
+        table = table.append_column(f"{prefix}_keys", keys).append_column(
+            f"{prefix}_values", values
+        )
+    return table
+
+
+def _packed_rows(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    plain = [{k: v for k, v in row.items() if k not in MAPS} for row in rows]
+    names = list(dict.fromkeys(name for row in plain for name in row))
+    table = pl.DataFrame(plain, schema=names, infer_schema_length=None).to_arrow()
+    for name, (prefix, kind) in MAPS.items():
+        maps = [row.get(name) for row in rows]
+        if any(maps):
+            keys, values = _pair(maps, kind)
+            table = table.append_column(f"{prefix}_keys", keys).append_column(
+                f"{prefix}_values", values
+            )
+    return table
+
+
+def _pair(maps: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, pa.Array]:
+    keys: list[str | None] = []
+    values: list[list[Any] | None] = []
+    for entry in maps:
+        pairs = list(_items(entry))
+        keys.append(SEPARATOR.join(str(key) for key, _ in pairs) if pairs else None)
+        values.append([value for _, value in pairs] if pairs else None)
+    return pa.array(keys, pa.string()), pa.array(values, pa.list_(kind))
+
+
+def _items(entry: Any) -> Sequence[tuple[Any, Any]]:
+    if not entry:
+        return ()
+    if isinstance(entry, dict):
+        return list(entry.items())
+    return [(e["key"], e["value"]) if isinstance(e, dict) else (e[0], e[1]) for e in entry]
+
+
+# ---- duplicates ----------------------------------------------------------------------------------
+
+_NO_DUPLICATES = pl.DataFrame(
+    schema={
+        "source": pl.Int32,
+        "reason": pl.String,
+        "records": pl.Int64,
+        "conflicts": pl.Int64,
+        "positions": pl.List(pl.Int64),
+    }
+)
+
+_WITHHELD = '{"length":'
+_PAIRS = " || ".join(
+    f"coalesce(list_sort(list_zip(string_split({p}_keys, chr(31)), {p}_values))::VARCHAR, '')"
+    for p, _ in MAPS.values()
+)
+
+_CANDIDATES = f"""
+CREATE OR REPLACE TEMP TABLE span_copies AS
+SELECT rowid AS id, source, record, trace_id, span_id, start_ns, resolution_ns,
+       (length(coalesce(string_values::VARCHAR, '') || coalesce(other_values::VARCHAR, ''))
+        - length(replace(coalesce(string_values::VARCHAR, '') || coalesce(other_values::VARCHAR, ''),
+                         '{_WITHHELD}', ''))) // {len(_WITHHELD)} AS losses,
+       coalesce(len(string_values), 0) + coalesce(len(int_values), 0) + coalesce(len(double_values), 0)
+       + coalesce(len(bool_values), 0) + coalesce(len(other_values), 0) AS attributes,
+       hash(parent_span_id, end_ns, name, kind, status_code, status_message, trace_state, flags, scope_name,
+            scope_version, resource, events, links, extra, {_PAIRS}) AS content
+FROM spans
+WHERE trace_id IS NOT NULL
+  AND span_id IS NOT NULL
+  AND hash(trace_id, span_id) IN (FROM span_twins)
+"""
+
+# A coarse row (rebuilt from log lines) gives way to any finer row of the same span, whatever its
+# start.
+_LOSERS = f"""
+CREATE OR REPLACE TEMP TABLE span_losers AS
+WITH ranked AS (
+  SELECT c.*, min(coalesce(c.resolution_ns, 1)) OVER (PARTITION BY c.trace_id, c.span_id) AS finest,
+         row_number() OVER best AS place, first_value(c.source) OVER best AS winner_source,
+         first_value(c.content) OVER best AS winner_content
+  FROM span_copies c LEFT JOIN (SELECT source, sha256 FROM sources) s USING (source)
+  WINDOW best AS (
+    PARTITION BY c.trace_id, c.span_id, c.start_ns
+    ORDER BY coalesce(c.resolution_ns, 1), c.losses, c.attributes DESC, s.sha256, c.record, c.source
+  )
+)
+SELECT id, source, record,
+       CASE WHEN coalesce(resolution_ns, 1) > finest THEN '{LOG_COPY}'
+            WHEN source IS DISTINCT FROM winner_source THEN '{IN_ANOTHER_SOURCE}'
+            ELSE '{IN_THE_SOURCE}' END AS reason,
+       coalesce(resolution_ns, 1) = finest AND content <> winner_content AS conflict
+FROM ranked
+WHERE place > 1 OR coalesce(resolution_ns, 1) > finest
+"""
+
+
+def deduplicate(connection: duckdb.DuckDBPyConnection) -> pl.DataFrame:
+    """Keep one row per (trace_id, span_id, start_ns) in table spans; spans without ids are left alone.
+
+    The winner does not depend on the order of reading: finest resolution, fewest texts withheld, most
+    attributes, then the hash of its source and its record. Returns what was removed, per source and reason:
+    records, conflicts (copies that differ from the winner), first five positions.
+    """
+    connection.execute(
+        """CREATE OR REPLACE TEMP TABLE span_twins AS
+           SELECT hash(trace_id, span_id) AS twin FROM spans GROUP BY twin HAVING count(*) > 1"""
+    )
+    try:
+        if not connection.sql("SELECT 1 FROM span_twins LIMIT 1").fetchall():
+            return _NO_DUPLICATES
+        connection.execute(_CANDIDATES)
+        connection.execute(_LOSERS)
+        removed = connection.sql(
+            """SELECT source, reason, count(*) AS records, count(*) FILTER (WHERE conflict) AS conflicts,
+                      list_sort(min(record, 5)) AS positions
+               FROM span_losers GROUP BY source, reason ORDER BY source, reason"""
+        ).pl()
+        if removed.height:
+            connection.execute("DELETE FROM spans WHERE rowid IN (SELECT id FROM span_losers)")
+        typed: pl.DataFrame = removed.cast(dict(_NO_DUPLICATES.schema))
+        return typed
+    finally:
+        for name in ("span_twins", "span_copies", "span_losers"):
+            connection.execute(f"DROP TABLE IF EXISTS {name}")

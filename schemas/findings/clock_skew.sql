@@ -1,0 +1,108 @@
+-- clock_skew: whether the clocks behind this deployment's records agree well enough for its
+-- numbers.
+--
+-- Four signs: a worker's clock is off by more than its own uncertainty and min_offset_ms; an offset
+-- is known only to a wide interval; the partition met negative remainders or had to cut what stuck
+-- out of a window; legs begin before the leg that caused them. Nothing is clamped: the times stay
+-- as reported. Domains that are no wall clock (perf counters aligned by matching) are not skew.
+-- Severity: warning when clocks are off by more than 5 ms beyond their uncertainty or effects
+-- precede causes by as much; info otherwise. Level B.
+--
+-- grain:   one row per deployment
+-- needs:   clocks, partition_checks, requests, legs, deployment_sources
+-- params:
+--   min_offset_ms      1     below a millisecond no phase that is shown changes
+--   max_half_width_ms  50    an offset known no better leaves phases across hosts open
+--   min_clip_ratio     0.01  cutting less than a hundredth of a window (or 5 ms) moves no number
+-- columns:
+--   deployment         VARCHAR    deployment
+--   severity           VARCHAR    warning or info
+--   cost_s             DOUBLE     s  NULL: not in seconds
+--   level              VARCHAR    B
+--   value              DOUBLE     largest clock offset, or where none is known the largest lead of an effect over its cause
+--   unit               VARCHAR    ms
+--   interval_low       DOUBLE     value minus the half width of that offset; NULL unknown
+--   interval_high      DOUBLE     value plus it; NULL unknown
+--   share              DOUBLE     requests with negative remainders, cuts or effects before causes, over requests seen
+--   requests           BIGINT     such requests
+--   workers            VARCHAR[]  clock domains or workers that are off, the farthest first
+--   culprits           STRUCT(request VARCHAR, "value" DOUBLE)[]  the five requests with the largest negative remainder or lead; value: ms
+--   sources            VARCHAR[]  files that the requests come from
+--   clocks_off         BIGINT     clock domains that are off
+--   clocks_wide        BIGINT     clock domains known only to more than max_half_width_ms
+--   negative_requests  BIGINT     requests with negative remainders
+--   clipped_requests   BIGINT     requests of which more than min_clip_ratio and 5 ms was cut
+--   early_requests     BIGINT     requests with a leg that begins before the leg that caused it
+--   worst_early_ms     DOUBLE     ms  largest such lead; NULL none
+--   drift_ppm          DOUBLE     largest drift; NULL unknown
+WITH offset_domain AS (
+  SELECT deployment, domain, abs(offset_ns) / 1e6 AS offset_ms,
+    coalesce(half_width_ns, 0) / 1e6 AS half_ms, half_width_ns IS NOT NULL AS width_known,
+    drift_ppm,
+    abs(offset_ns) - coalesce(half_width_ns, 0) > min_offset_ms * 1e6 AS off,
+    coalesce(half_width_ns > max_half_width_ms * 1e6, false) AS wide
+  FROM clocks
+  WHERE offset_ns IS NOT NULL AND NOT starts_with(domain, 'perf')
+    AND domain IS DISTINCT FROM reference
+),
+deployment_clock AS (
+  SELECT deployment, count(*) FILTER (off) AS clocks_off, count(*) FILTER (wide) AS clocks_wide,
+    max(offset_ms) FILTER (off OR wide) AS offset_ms,
+    arg_max(CASE WHEN width_known THEN half_ms END, offset_ms) FILTER (off OR wide) AS half_ms,
+    max(offset_ms - half_ms) FILTER (off) AS sure_ms,
+    max(abs(drift_ppm)) AS drift_ppm,
+    list(domain ORDER BY offset_ms DESC) FILTER (off OR wide) AS domains
+  FROM offset_domain
+  GROUP BY deployment
+),
+early_leg AS (
+  SELECT child.request, max(parent.start_ns - child.start_ns) / 1e6 AS early_ms
+  FROM legs AS child
+  JOIN legs AS parent ON parent.trace_id = child.trace_id AND parent.span_id = child.parent_span_id
+    AND parent.deployment IS NOT DISTINCT FROM child.deployment
+  WHERE child.request IS NOT NULL AND parent.worker IS DISTINCT FROM child.worker
+    AND parent.start_ns - child.start_ns >
+      greatest(1000000, coalesce(parent.resolution_ns, 0), coalesce(child.resolution_ns, 0))
+  GROUP BY child.request
+),
+request_sign AS (
+  SELECT r.deployment, r.request,
+    coalesce(abs(p.negative_ns) > 1000, false) AS negative,
+    coalesce(p.clip_ns > min_clip_ratio * p.window_ns AND p.clip_ns > 5000000, false) AS clipped,
+    e.early_ms,
+    greatest(coalesce(abs(p.negative_ns) / 1e6, 0), coalesce(e.early_ms, 0)) AS wrong_ms
+  FROM requests AS r
+  LEFT JOIN partition_checks AS p ON p.request = r.request
+  LEFT JOIN early_leg AS e ON e.request = r.request
+),
+deployment_sign AS (
+  SELECT deployment, count(*) AS seen,
+    count(*) FILTER (negative) AS negative_requests, count(*) FILTER (clipped) AS clipped_requests,
+    count(early_ms) AS early_requests, max(early_ms) AS worst_early_ms,
+    count(*) FILTER (negative OR clipped OR early_ms IS NOT NULL) AS signs,
+    max_by({'request': request, 'value': wrong_ms}, wrong_ms, 5) FILTER (wrong_ms > 0) AS culprits
+  FROM request_sign
+  GROUP BY deployment
+),
+joined AS (
+  SELECT coalesce(c.deployment, g.deployment) AS deployment, c.* EXCLUDE (deployment),
+    g.* EXCLUDE (deployment)
+  FROM deployment_sign AS g
+  FULL JOIN deployment_clock AS c ON c.deployment IS NOT DISTINCT FROM g.deployment
+)
+SELECT j.deployment,
+  CASE WHEN greatest(coalesce(sure_ms, 0), coalesce(worst_early_ms, 0)) > 5
+    THEN 'warning' ELSE 'info' END AS severity,
+  NULL::DOUBLE AS cost_s, 'B' AS level,
+  coalesce(offset_ms, worst_early_ms) AS value, 'ms' AS unit,
+  offset_ms - half_ms AS interval_low, offset_ms + half_ms AS interval_high,
+  signs / nullif(seen, 0) AS share, coalesce(signs, 0) AS requests,
+  coalesce(domains, []) AS workers, coalesce(culprits, []) AS culprits,
+  coalesce(s.paths, []) AS sources,
+  coalesce(clocks_off, 0) AS clocks_off, coalesce(clocks_wide, 0) AS clocks_wide,
+  coalesce(negative_requests, 0) AS negative_requests,
+  coalesce(clipped_requests, 0) AS clipped_requests,
+  coalesce(early_requests, 0) AS early_requests, worst_early_ms, drift_ppm
+FROM joined AS j
+LEFT JOIN deployment_sources AS s ON s.deployment = j.deployment AND s.evidence = 'requests'
+WHERE coalesce(clocks_off, 0) + coalesce(clocks_wide, 0) > 0 OR coalesce(signs, 0) > 0

@@ -1,0 +1,100 @@
+-- kv_pressure: whether the KV cache was nearly full, and whether requests waited meanwhile.
+--
+-- From engine steps where they say the usage (weighted by duration, level A), else from samples
+-- (level D; whose gauges may lag). Values above 1.5 are taken for percent. A worker counts when it
+-- was at or above high_ratio for at least min_time_ratio of what was seen, or once while requests
+-- waited. Severity: warning when requests waited while the cache was nearly full, info otherwise.
+-- No seconds: what the pressure cost shows in queue and preemption.
+--
+-- grain:   one row per deployment
+-- needs:   steps, samples, workers, deployment_sources
+-- params:
+--   high_ratio      0.9   above it an engine soon refuses or preempts; schedulers keep a few per cent free
+--   min_time_ratio  0.05  shorter peaks without waiting requests hurt nobody
+-- columns:
+--   deployment       VARCHAR    deployment
+--   severity         VARCHAR    warning or info
+--   cost_s           DOUBLE     s  NULL: not in seconds
+--   level            VARCHAR    A (steps) or D (samples)
+--   value            DOUBLE     share of the observed time at or above high_ratio, of the fullest worker
+--   unit             VARCHAR    1
+--   interval_low     DOUBLE     NULL
+--   interval_high    DOUBLE     NULL
+--   share            DOUBLE     value
+--   requests         BIGINT     NULL unknown
+--   workers          VARCHAR[]  workers under pressure, the fullest first
+--   culprits         STRUCT(request VARCHAR, "value" DOUBLE)[]  empty
+--   sources          VARCHAR[]  files that steps or samples come from
+--   usage_p50_ratio  DOUBLE     1  median usage of the fullest worker
+--   usage_max_ratio  DOUBLE     1  greatest usage seen
+--   waiting_max      DOUBLE     most requests waiting while a cache was at or above high_ratio; NULL unknown
+--   observations     BIGINT     steps or samples seen of the workers under pressure
+--   high_from_ratio  DOUBLE     1  the usage that counts as high
+WITH step_usage AS (
+  SELECT worker, kv_usage_ratio AS usage, waiting::DOUBLE AS waiting,
+    coalesce(elapsed_ns, 1)::DOUBLE AS weight, 'A' AS level
+  FROM steps
+  WHERE kv_usage_ratio IS NOT NULL
+),
+waiting_sample AS (
+  SELECT source, record, worker, time_ns, max(value) AS waiting
+  FROM samples
+  WHERE regexp_matches(
+    metric, '(^|[:_])(num_requests_waiting|num_queue_reqs|waiting_requests|requests_waiting)$'
+  )
+  GROUP BY source, record, worker, time_ns
+),
+sample_usage AS (
+  SELECT m.worker, CASE WHEN m.value > 1.5 THEN m.value / 100 ELSE m.value END AS usage,
+    -- one line or one scrape says both
+    w.waiting, 1.0 AS weight, 'D' AS level
+  FROM samples AS m
+  LEFT JOIN (
+    SELECT source, worker, time_ns, max(waiting) AS waiting
+    FROM waiting_sample
+    GROUP BY source, worker, time_ns
+  ) AS w ON w.source = m.source AND w.worker = m.worker AND w.time_ns IS NOT DISTINCT FROM m.time_ns
+  WHERE regexp_matches(
+    m.metric, '(kv_cache_usage|gpu_cache_usage|kv_usage|token_usage)(_perc|_ratio|_percent)?$'
+  )
+    AND m.worker NOT IN (SELECT worker FROM step_usage)
+),
+usage_seen AS (
+  SELECT * FROM step_usage
+  UNION ALL
+  SELECT * FROM sample_usage
+),
+worker_pressure AS (
+  SELECT worker, any_value(level) AS level, count(*) AS observations,
+    sum(weight) FILTER (usage >= high_ratio) / sum(weight) AS high_time_ratio,
+    quantile_cont(usage, 0.5) AS usage_p50_ratio, max(usage) AS usage_max_ratio,
+    max(waiting) FILTER (usage >= high_ratio) AS waiting_max
+  FROM usage_seen
+  GROUP BY worker
+),
+pressed AS (
+  SELECT w.deployment, p.*
+  FROM worker_pressure AS p
+  JOIN workers AS w ON w.worker = p.worker
+  WHERE p.high_time_ratio >= min_time_ratio OR (p.high_time_ratio > 0 AND p.waiting_max > 0)
+),
+deployment_pressure AS (
+  SELECT deployment, max(level) AS level, max(high_time_ratio) AS high_time_ratio,
+    arg_max(usage_p50_ratio, high_time_ratio) AS usage_p50_ratio,
+    max(usage_max_ratio) AS usage_max_ratio, max(waiting_max) AS waiting_max,
+    sum(observations)::BIGINT AS observations,
+    list(worker ORDER BY high_time_ratio DESC) AS workers
+  FROM pressed
+  GROUP BY deployment
+)
+SELECT d.deployment,
+  CASE WHEN waiting_max > 0 THEN 'warning' ELSE 'info' END AS severity,
+  NULL::DOUBLE AS cost_s, level, high_time_ratio AS value, '1' AS unit,
+  NULL::DOUBLE AS interval_low, NULL::DOUBLE AS interval_high,
+  high_time_ratio AS share, NULL::BIGINT AS requests, workers,
+  []::STRUCT(request VARCHAR, "value" DOUBLE)[] AS culprits,
+  coalesce(s.paths, []) AS sources,
+  usage_p50_ratio, usage_max_ratio, waiting_max, observations, high_ratio::DOUBLE AS high_from_ratio
+FROM deployment_pressure AS d
+LEFT JOIN deployment_sources AS s ON s.deployment = d.deployment
+  AND s.evidence = CASE WHEN d.level = 'A' THEN 'steps' ELSE 'samples' END

@@ -1,0 +1,76 @@
+-- low_cache_reuse: whether later turns of a session found their own prefix in the cache.
+--
+-- A later turn repeats the conversation so far, so most of its prompt could be reused. Only
+-- sessions with numbered turns are looked at: a low hit rate of unrelated prompts is no fault.
+-- Cached tokens must be known. Severity: info; warning when less than a quarter is reused. Level C.
+--
+-- grain:   one row per deployment
+-- needs:   requests, deployment_sources
+-- params:
+--   max_reused_ratio  0.5  above half, eviction and new text explain the rest
+--   min_turns         20   fewer later turns are an anecdote
+-- columns:
+--   deployment       VARCHAR    deployment
+--   severity         VARCHAR    warning or info
+--   cost_s           DOUBLE     s  NULL: not in seconds
+--   level            VARCHAR    C
+--   value            DOUBLE     prompt tokens of earlier turns that were computed again
+--   unit             VARCHAR    tokens
+--   interval_low     DOUBLE     NULL
+--   interval_high    DOUBLE     NULL
+--   share            DOUBLE     value over the prompt tokens that could have been reused
+--   requests         BIGINT     later turns looked at
+--   workers          VARCHAR[]  workers that computed them again, most tokens first
+--   culprits         STRUCT(request VARCHAR, "value" DOUBLE)[]  the five turns with most of them; value: tokens
+--   sources          VARCHAR[]  files that the requests come from
+--   reusable_tokens  BIGINT     tokens  prompt and answer of the turn before: what a later turn could reuse
+--   reused_tokens    BIGINT     tokens  of them found in a cache
+--   sessions         BIGINT     sessions
+--   moved_turns      BIGINT     later turns that were computed by another worker than the turn before
+WITH later_turn AS (
+  SELECT *,
+    lag(prompt_tokens + coalesce(output_tokens, 0)) OVER turns AS before_tokens,
+    lag(prefill_worker) OVER turns AS before_worker
+  FROM requests
+  WHERE session IS NOT NULL AND turn IS NOT NULL AND outcome IS DISTINCT FROM 'failed'
+  WINDOW turns AS (PARTITION BY deployment, session ORDER BY turn, start_ns)
+),
+reuse AS (
+  SELECT deployment, request, session, prefill_worker, before_worker,
+    least(prompt_tokens, before_tokens) AS reusable,
+    least(cached_tokens, prompt_tokens, before_tokens) AS reused
+  FROM later_turn
+  WHERE before_tokens IS NOT NULL AND prompt_tokens IS NOT NULL AND cached_tokens IS NOT NULL
+),
+worker_list AS (
+  SELECT deployment, list(worker ORDER BY again DESC) AS workers
+  FROM (
+    SELECT deployment, prefill_worker AS worker, sum(reusable - reused) AS again
+    FROM reuse
+    WHERE prefill_worker IS NOT NULL
+    GROUP BY deployment, prefill_worker
+  )
+  WHERE again > 0
+  GROUP BY deployment
+),
+total AS (
+  SELECT deployment, count(*) AS requests, count(DISTINCT session) AS sessions,
+    sum(reusable)::BIGINT AS reusable_tokens, sum(reused)::BIGINT AS reused_tokens,
+    count(*) FILTER (prefill_worker != before_worker) AS moved_turns,
+    max_by({'request': request, 'value': (reusable - reused)::DOUBLE}, reusable - reused, 5)
+      AS culprits
+  FROM reuse
+  GROUP BY deployment
+)
+SELECT t.deployment,
+  CASE WHEN reused_tokens < 0.25 * reusable_tokens THEN 'warning' ELSE 'info' END AS severity,
+  NULL::DOUBLE AS cost_s, 'C' AS level, (reusable_tokens - reused_tokens)::DOUBLE AS value,
+  'tokens' AS unit, NULL::DOUBLE AS interval_low, NULL::DOUBLE AS interval_high,
+  1 - reused_tokens / reusable_tokens AS share, requests,
+  coalesce(w.workers, []) AS workers, culprits, coalesce(s.paths, []) AS sources,
+  reusable_tokens, reused_tokens, sessions, moved_turns
+FROM total AS t
+LEFT JOIN worker_list AS w ON w.deployment IS NOT DISTINCT FROM t.deployment
+LEFT JOIN deployment_sources AS s ON s.deployment = t.deployment AND s.evidence = 'requests'
+WHERE requests >= min_turns AND reusable_tokens > 0
+  AND reused_tokens < max_reused_ratio * reusable_tokens

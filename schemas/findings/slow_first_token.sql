@@ -1,0 +1,196 @@
+-- slow_first_token: which requests waited long for their first token, in which phase, and whether
+-- their prompts explain it.
+--
+-- Slow: marked by request_marks (against the run's own typical TTFT), or above the limit that the
+-- user gives. TTFT clearly follows the prompt when Spearman >= 0.5 with its lower bound above 0.3,
+-- or when of at least 10 requests 4 in 5 slow ones have a long prompt and at most 1 in 5 of the
+-- others (two groups: ranks inside the groups are noise). A row appears when at least
+-- min_slow_ratio of the requests are slow and (without a limit) hold 1 % of the seconds before
+-- first tokens in excess, or when TTFT clearly follows the prompt and spreads (p95 >= 2 x p50).
+-- Level B, or C where any TTFT is a duration without instants. Severity: warning when a limit is
+-- broken or the slow ones hold >= 10 % of all seconds before a first token; info otherwise. Never
+-- critical: slow is not wrong.
+--
+-- grain:   one row per deployment
+-- needs:   request_marks, requests, phases, deployment_sources
+-- params:
+--   slo_ttft_ms     NULL  limit for the first token; NULL: relative to the run
+--   min_slow_ratio  0.01  a smaller part of the requests is the tail that every run has
+-- columns:
+--   deployment        VARCHAR    deployment
+--   severity          VARCHAR    warning or info
+--   cost_s            DOUBLE     s  seconds of the slow requests' TTFT above the limit given, else above the typical TTFT
+--   level             VARCHAR    evidence level B or C
+--   value             DOUBLE     95th percentile of TTFT
+--   unit              VARCHAR    ms
+--   interval_low      DOUBLE     95 % interval of value from order statistics, lower end
+--   interval_high     DOUBLE     upper end
+--   share             DOUBLE     cost_s over the sum of all TTFT
+--   requests          BIGINT     requests with a slow first token
+--   workers           VARCHAR[]  workers that computed the slow requests' prompts
+--   culprits          STRUCT(request VARCHAR, "value" DOUBLE)[]  the five slowest; value: TTFT in ms
+--   sources           VARCHAR[]  files that the requests come from
+--   measured          BIGINT     requests whose TTFT is known
+--   limit_ms          DOUBLE     ms  above it a first token is slow
+--   limit_given       BOOLEAN    the limit is the user's
+--   typical_ms        DOUBLE     ms  typical TTFT (request_marks)
+--   ttft_p50_ms       DOUBLE     ms  median TTFT
+--   ttft_p90_ms       DOUBLE     ms  90th percentile
+--   ttft_p99_ms       DOUBLE     ms  99th percentile
+--   top_phase         VARCHAR    phase with most of the slow requests' TTFT; NULL without phases
+--   top_phase_ratio   DOUBLE     1  its share of their TTFT
+--   grown_phase       VARCHAR    phase that explains most of the difference between slow and other requests
+--   grown_ratio       DOUBLE     1  its share of that difference
+--   prompt_rho        DOUBLE     Spearman correlation of TTFT with uncached prompt tokens; NULL below 10 pairs
+--   prompt_rho_low    DOUBLE     95 % interval, lower end
+--   prompt_rho_high   DOUBLE     upper end
+--   prompt_pairs      BIGINT     requests behind the correlation (a sample of about 10000 where there are more)
+--   prompt_slope_ms   DOUBLE     ms  TTFT for each 1000 uncached prompt tokens more (least squares)
+--   prompt_driven     BOOLEAN    TTFT clearly follows the prompt; NULL cannot tell
+--   cached_known      BOOLEAN    cached tokens are known for 9 in 10 requests; else whole prompts stand for uncached ones
+--   slow_long_input   BIGINT     slow requests with a long prompt (request_marks)
+--   other_long_input  BIGINT     other requests with a long prompt
+WITH marked_request AS (
+  SELECT m.*, slo_ttft_ms IS NOT NULL AS limit_given,
+    m.ttft_ms - CASE WHEN slo_ttft_ms IS NULL THEN m.ttft_typical_ms ELSE m.ttft_limit_ms END
+      AS excess_ms,
+    r.prefill_worker, r.first_token_ns, r.cached_tokens
+  FROM request_marks(slo_ttft_ms := slo_ttft_ms) AS m
+  JOIN requests AS r ON r.request = m.request
+  WHERE m.ttft_ms IS NOT NULL AND m.counted
+),
+sampled_request AS (
+  -- ranks of ten thousand requests say what those of millions would
+  SELECT m.*
+  FROM marked_request AS m
+  JOIN (SELECT deployment, count(*) AS n FROM marked_request GROUP BY deployment) AS d
+    ON d.deployment IS NOT DISTINCT FROM m.deployment
+  WHERE m.uncached_tokens IS NOT NULL AND hash(m.request) % greatest(1, d.n // 10000)::UBIGINT = 0
+),
+ranked_request AS (
+  SELECT deployment, ttft_ms, uncached_tokens,
+    rank() OVER (PARTITION BY deployment ORDER BY ttft_ms)
+      + (count(*) OVER (PARTITION BY deployment, ttft_ms) - 1) / 2 AS ttft_rank,
+    rank() OVER (PARTITION BY deployment ORDER BY uncached_tokens)
+      + (count(*) OVER (PARTITION BY deployment, uncached_tokens) - 1) / 2 AS prompt_rank
+  FROM sampled_request
+),
+prompt_dependence AS (
+  SELECT deployment, count(*) AS prompt_pairs,
+    CASE WHEN stddev_pop(ttft_rank) > 0 AND stddev_pop(prompt_rank) > 0
+      THEN corr(ttft_rank, prompt_rank) END AS prompt_rho,
+    CASE WHEN stddev_pop(uncached_tokens) > 0
+      THEN 1000 * regr_slope(ttft_ms, uncached_tokens) END AS prompt_slope_ms
+  FROM ranked_request
+  GROUP BY deployment
+  HAVING count(*) >= 10
+),
+prompt_interval AS (
+  -- Fisher's z with the variance of Bonett and Wright (2000) for rank correlations
+  SELECT *,
+    tanh(atanh(greatest(-0.999999, least(0.999999, prompt_rho)))
+      - 1.96 * sqrt((1 + prompt_rho * prompt_rho / 2) / (prompt_pairs - 3))) AS prompt_rho_low,
+    tanh(atanh(greatest(-0.999999, least(0.999999, prompt_rho)))
+      + 1.96 * sqrt((1 + prompt_rho * prompt_rho / 2) / (prompt_pairs - 3))) AS prompt_rho_high
+  FROM prompt_dependence
+),
+phase_sums AS (
+  -- the part of each phase before the first token
+  SELECT m.deployment, p.phase,
+    coalesce(sum(greatest(least(p.end_ns, m.first_token_ns) - p.start_ns, 0))
+      FILTER (m.slow_first_token), 0) / 1e6 AS slow_ms,
+    coalesce(sum(greatest(least(p.end_ns, m.first_token_ns) - p.start_ns, 0))
+      FILTER (NOT m.slow_first_token), 0) / 1e6 AS other_ms
+  FROM marked_request AS m
+  JOIN phases AS p ON p.request = m.request
+  WHERE m.first_token_ns IS NOT NULL
+  GROUP BY m.deployment, p.phase
+),
+phase_means AS (
+  SELECT s.deployment, s.phase, s.slow_ms, s.slow_ms / nullif(n.slow, 0) AS slow_mean_ms,
+    s.other_ms / nullif(n.other, 0) AS other_mean_ms
+  FROM phase_sums AS s
+  JOIN (
+    SELECT deployment, count(*) FILTER (slow_first_token) AS slow,
+      count(*) FILTER (NOT slow_first_token) AS other
+    FROM marked_request
+    WHERE first_token_ns IS NOT NULL
+    GROUP BY deployment
+  ) AS n ON n.deployment IS NOT DISTINCT FROM s.deployment
+),
+leading_phases AS (
+  SELECT deployment,
+    arg_max(phase, slow_ms) AS top_phase,
+    max(slow_ms) / nullif(sum(slow_ms), 0) AS top_phase_ratio,
+    arg_max(phase, slow_mean_ms - other_mean_ms) AS grown_phase,
+    max(slow_mean_ms - other_mean_ms) / nullif(sum(slow_mean_ms - other_mean_ms), 0) AS grown_ratio
+  FROM phase_means
+  GROUP BY deployment
+),
+deployment_latency AS (
+  SELECT deployment,
+    count(*) AS measured,
+    count(*) FILTER (slow_first_token) AS slow,
+    any_value(ttft_limit_ms) AS limit_ms,
+    any_value(ttft_typical_ms) AS typical_ms,
+    quantile_cont(ttft_ms, 0.5) AS ttft_p50_ms,
+    quantile_cont(ttft_ms, 0.9) AS ttft_p90_ms,
+    quantile_cont(ttft_ms, 0.95) AS ttft_p95_ms,
+    quantile_cont(ttft_ms, 0.99) AS ttft_p99_ms,
+    sum(ttft_ms) AS ttft_sum_ms,
+    any_value(limit_given) AS limit_given,
+    sum(excess_ms) FILTER (slow_first_token) / 1e3 AS cost_s,
+    list(ttft_ms ORDER BY ttft_ms) AS sorted_ms,
+    CASE WHEN bool_and(first_token_ns IS NOT NULL) THEN 'B' ELSE 'C' END AS level,
+    count(cached_tokens) >= 0.9 * count(*) AS cached_known,
+    count(*) FILTER (slow_first_token AND long_input) AS slow_long_input,
+    count(*) FILTER (NOT slow_first_token AND long_input) AS other_long_input,
+    count(prompt_tokens) AS prompts_known,
+    list_sort(list_distinct(list(prefill_worker) FILTER (
+      slow_first_token AND prefill_worker IS NOT NULL
+    ))) AS workers,
+    max_by({'request': request, 'value': ttft_ms}, ttft_ms, 5) FILTER (slow_first_token) AS culprits
+  FROM marked_request
+  GROUP BY deployment
+),
+judged AS (
+  SELECT l.*, p.* EXCLUDE (deployment),
+    CASE WHEN prompts_known >= 10 THEN
+      coalesce(prompt_rho >= 0.5 AND prompt_rho_low > 0.3, false)
+      OR (slow >= 2 AND slow_long_input >= 0.8 * slow
+        AND other_long_input <= 0.2 * (measured - slow))
+    END AS prompt_driven
+  FROM deployment_latency AS l
+  LEFT JOIN prompt_interval AS p ON p.deployment IS NOT DISTINCT FROM l.deployment
+)
+SELECT j.deployment,
+  CASE WHEN slow > 0 AND (limit_given OR cost_s * 1e3 >= 0.1 * ttft_sum_ms)
+    THEN 'warning' ELSE 'info' END AS severity,
+  coalesce(cost_s, 0) AS cost_s,
+  level,
+  ttft_p95_ms AS value,
+  'ms' AS unit,
+  -- the ranks that bracket the 95th percentile with 95 % confidence, whatever the distribution
+  sorted_ms[greatest(1, floor(measured * 0.95 - 1.96 * sqrt(measured * 0.0475)))::BIGINT]
+    AS interval_low,
+  sorted_ms[least(measured, ceil(measured * 0.95 + 1.96 * sqrt(measured * 0.0475)) + 1)::BIGINT]
+    AS interval_high,
+  coalesce(cost_s, 0) * 1e3 / nullif(ttft_sum_ms, 0) AS share,
+  slow AS requests,
+  coalesce(workers, []) AS workers,
+  coalesce(culprits, []) AS culprits,
+  coalesce(s.paths, []) AS sources,
+  measured, limit_ms, limit_given, typical_ms, ttft_p50_ms, ttft_p90_ms,
+  ttft_p99_ms,
+  CASE WHEN slow > 0 THEN f.top_phase END AS top_phase,
+  CASE WHEN slow > 0 THEN f.top_phase_ratio END AS top_phase_ratio,
+  CASE WHEN slow > 0 AND slow < measured THEN f.grown_phase END AS grown_phase,
+  CASE WHEN slow > 0 AND slow < measured THEN f.grown_ratio END AS grown_ratio,
+  prompt_rho, prompt_rho_low, prompt_rho_high, prompt_pairs, prompt_slope_ms, prompt_driven,
+  cached_known, slow_long_input, other_long_input
+FROM judged AS j
+LEFT JOIN leading_phases AS f ON f.deployment IS NOT DISTINCT FROM j.deployment
+LEFT JOIN deployment_sources AS s ON s.deployment = j.deployment AND s.evidence = 'requests'
+WHERE (slow > 0 AND slow >= min_slow_ratio * measured
+    AND (limit_given OR cost_s * 1e3 >= 0.01 * ttft_sum_ms))
+  OR (prompt_driven AND ttft_p95_ms >= 2 * ttft_p50_ms)

@@ -1,0 +1,195 @@
+-- slow_stream: which answers came slowly after their first token, and how much of the streams stood
+-- still.
+--
+-- Two signs: requests whose mean time per output token is out of the run's ordinary (request_marks)
+-- or above the limit given; and stalls: the part of gaps between emissions that exceeds 3 x the
+-- median gap (or slo_itl_ms). A mean hides stalls, a median hides them wholly, so both are looked
+-- at. Gaps are those of the outermost observer that has any; per chunk they are no token gaps and
+-- are said to be chunks. A row appears when at least min_slow_ratio of the requests are slow and
+-- (without a limit) cost 1 % of the stream time, or stalls hold at least min_stall_ratio of it.
+-- Level B where gaps are known or the instants of first token and end are, else C. Severity:
+-- warning when a limit is broken or at least 10 % of stream time is lost; info otherwise.
+--
+-- grain:   one row per deployment
+-- needs:   request_marks, counted_requests, requests, gap_summary, streams, legs, deployment_sources
+-- params:
+--   slo_tpot_ms      NULL  limit for the mean time per output token; NULL: relative to the run
+--   slo_itl_ms       NULL  a gap above it is a stall; NULL: 3 x the median gap
+--   min_slow_ratio   0.01  a smaller part of the requests is the tail that every run has
+--   min_stall_ratio  0.05  below a twentieth of the stream time, readers do not see it
+-- columns:
+--   deployment        VARCHAR    deployment
+--   severity          VARCHAR    warning or info
+--   cost_s            DOUBLE     s  the greater of slow_s and stall_s
+--   level             VARCHAR    evidence level B or C
+--   value             DOUBLE     95th percentile of the time per output token
+--   unit              VARCHAR    ms
+--   interval_low      DOUBLE     95 % interval of value from order statistics, lower end
+--   interval_high     DOUBLE     upper end
+--   share             DOUBLE     cost_s over the time between first tokens and ends
+--   requests          BIGINT     requests with a slow stream
+--   workers           VARCHAR[]  workers that decoded the slow requests
+--   culprits          STRUCT(request VARCHAR, "value" DOUBLE)[]  the five slowest; value: ms per output token
+--   sources           VARCHAR[]  files that the requests come from
+--   measured          BIGINT     requests whose time per output token is known
+--   limit_ms          DOUBLE     ms  above it a stream is slow
+--   limit_given       BOOLEAN    the limit is the user's
+--   typical_ms        DOUBLE     ms  typical time per output token (request_marks)
+--   tpot_p50_ms       DOUBLE     ms  median
+--   tpot_p99_ms       DOUBLE     ms  99th percentile
+--   slow_s            DOUBLE     s  time of the slow requests above the limit given, else above the typical
+--   gaps              BIGINT     gaps between emissions; NULL without streams
+--   gap_p50_ms        DOUBLE     ms  median gap
+--   gap_p99_ms        DOUBLE     ms  99th percentile
+--   gap_max_ms        DOUBLE     ms  longest gap
+--   stall_s           DOUBLE     s  sum of what gaps exceed the stall limit by
+--   stall_ratio       DOUBLE     1  stall_s over the sum of gaps
+--   gap_observer      VARCHAR    who saw the gaps
+--   gap_emission      VARCHAR    token, chunk or mixed
+--   output_rho        DOUBLE     Spearman correlation of time per output token with output tokens; NULL below 10 pairs
+--   output_rho_low    DOUBLE     95 % interval, lower end
+--   output_rho_high   DOUBLE     upper end
+--   output_pairs      BIGINT     requests behind the correlation (a sample of about 10000 where there are more)
+--   slow_long_output  BIGINT     slow requests with a long answer (request_marks)
+WITH marked_request AS (
+  SELECT m.*, slo_tpot_ms IS NOT NULL AS limit_given,
+    (m.tpot_ms - CASE WHEN slo_tpot_ms IS NULL THEN m.tpot_typical_ms ELSE m.tpot_limit_ms END)
+      * coalesce(m.output_tokens - 1, (m.e2e_ms - m.ttft_ms) / nullif(m.tpot_ms, 0)) AS excess_ms,
+    coalesce(m.e2e_ms - m.ttft_ms, m.tpot_ms * (m.output_tokens - 1)) AS stream_ms,
+    r.decode_worker, r.first_token_ns, r.end_ns
+  FROM request_marks(slo_tpot_ms := slo_tpot_ms) AS m
+  JOIN requests AS r ON r.request = m.request
+  WHERE m.counted AND m.tpot_ms IS NOT NULL AND coalesce(m.output_tokens, 5) >= 5
+),
+sampled_request AS (
+  -- ranks of ten thousand requests say what those of millions would
+  SELECT m.*
+  FROM marked_request AS m
+  JOIN (SELECT deployment, count(*) AS n FROM marked_request GROUP BY deployment) AS d
+    ON d.deployment IS NOT DISTINCT FROM m.deployment
+  WHERE m.output_tokens IS NOT NULL AND hash(m.request) % greatest(1, d.n // 10000)::UBIGINT = 0
+),
+ranked_request AS (
+  SELECT deployment, tpot_ms, output_tokens,
+    rank() OVER (PARTITION BY deployment ORDER BY tpot_ms)
+      + (count(*) OVER (PARTITION BY deployment, tpot_ms) - 1) / 2 AS tpot_rank,
+    rank() OVER (PARTITION BY deployment ORDER BY output_tokens)
+      + (count(*) OVER (PARTITION BY deployment, output_tokens) - 1) / 2 AS output_rank
+  FROM sampled_request
+),
+output_dependence AS (
+  SELECT deployment, count(*) AS output_pairs,
+    CASE WHEN stddev_pop(tpot_rank) > 0 AND stddev_pop(output_rank) > 0
+      THEN corr(tpot_rank, output_rank) END AS output_rho
+  FROM ranked_request
+  GROUP BY deployment
+  HAVING count(*) >= 10
+),
+output_interval AS (
+  -- Fisher's z with the variance of Bonett and Wright (2000) for rank correlations
+  SELECT *,
+    tanh(atanh(greatest(-0.999999, least(0.999999, output_rho)))
+      - 1.96 * sqrt((1 + output_rho * output_rho / 2) / (output_pairs - 3))) AS output_rho_low,
+    tanh(atanh(greatest(-0.999999, least(0.999999, output_rho)))
+      + 1.96 * sqrt((1 + output_rho * output_rho / 2) / (output_pairs - 3))) AS output_rho_high
+  FROM output_dependence
+),
+outermost AS (
+  SELECT deployment, observer AS gap_observer,
+    CASE WHEN min(emission) = max(emission) THEN min(emission) ELSE 'mixed' END AS gap_emission,
+    sum(count)::BIGINT AS gaps, sum(total_ms) AS gap_sum_ms, max(max_ms) AS gap_max_ms,
+    arg_max(p50_ms, count) AS gap_p50_ms, arg_max(p99_ms, count) AS gap_p99_ms
+  FROM gap_summary
+  GROUP BY deployment, observer
+  QUALIFY row_number() OVER (
+    PARTITION BY deployment
+    ORDER BY array_position(['client', 'gateway', 'router', 'frontend', 'engine'], observer)
+  ) = 1
+),
+stream_seen AS (
+  -- where two records tell of one stream, the fuller one is taken
+  SELECT l.deployment, t.gaps_us
+  FROM streams AS t
+  JOIN legs AS l ON l.leg = t.leg
+  JOIN counted_requests AS c ON c.request = l.request
+  JOIN outermost AS o ON o.deployment = l.deployment
+    AND o.gap_observer = coalesce(t.observer, l.observer)
+  WHERE len(t.gaps_us) > 0
+  QUALIFY row_number() OVER (
+    PARTITION BY l.request, coalesce(t.stream, 0), l.attempt ORDER BY len(t.gaps_us) DESC, t.leg
+  ) = 1
+),
+gap_length AS (
+  SELECT deployment, gap_us / 1e3 AS gap_ms, count(*) AS n
+  FROM (SELECT deployment, unnest(gaps_us) AS gap_us FROM stream_seen)
+  GROUP BY ALL
+),
+gap_limit AS (
+  -- chunks that arrive together make the median meaningless
+  SELECT *, CASE WHEN slo_itl_ms IS NOT NULL THEN slo_itl_ms::DOUBLE
+    WHEN gap_p50_ms > 0.5 THEN greatest(3 * gap_p50_ms, gap_p50_ms + 20) END AS stall_limit_ms
+  FROM outermost
+),
+stall_summary AS (
+  SELECT g.deployment, sum(g.n * greatest(0, g.gap_ms - o.stall_limit_ms)) / 1e3 AS stall_s
+  FROM gap_length AS g
+  JOIN gap_limit AS o ON o.deployment = g.deployment
+  WHERE o.stall_limit_ms IS NOT NULL
+  GROUP BY g.deployment
+),
+deployment_pace AS (
+  SELECT deployment,
+    count(*) AS measured,
+    count(*) FILTER (slow_stream) AS slow,
+    any_value(limit_given) AS limit_given,
+    any_value(tpot_limit_ms) AS limit_ms,
+    any_value(tpot_typical_ms) AS typical_ms,
+    quantile_cont(tpot_ms, 0.5) AS tpot_p50_ms,
+    quantile_cont(tpot_ms, 0.95) AS tpot_p95_ms,
+    quantile_cont(tpot_ms, 0.99) AS tpot_p99_ms,
+    sum(stream_ms) / 1e3 AS stream_s,
+    coalesce(sum(excess_ms) FILTER (slow_stream), 0) / 1e3 AS slow_s,
+    list(tpot_ms ORDER BY tpot_ms) AS sorted_ms,
+    bool_and(first_token_ns IS NOT NULL AND end_ns IS NOT NULL) AS instants_known,
+    count(*) FILTER (slow_stream AND long_output) AS slow_long_output,
+    list_sort(list_distinct(list(decode_worker) FILTER (
+      slow_stream AND decode_worker IS NOT NULL
+    ))) AS workers,
+    max_by({'request': request, 'value': tpot_ms}, tpot_ms, 5) FILTER (slow_stream) AS culprits
+  FROM marked_request
+  GROUP BY deployment
+),
+judged AS (
+  SELECT p.*, g.* EXCLUDE (deployment, gap_sum_ms), s.stall_s,
+    s.stall_s * 1e3 / nullif(g.gap_sum_ms, 0) AS stall_ratio,
+    o.* EXCLUDE (deployment),
+    greatest(p.slow_s, s.stall_s) AS cost_s
+  FROM deployment_pace AS p
+  LEFT JOIN outermost AS g ON g.deployment IS NOT DISTINCT FROM p.deployment
+  LEFT JOIN stall_summary AS s ON s.deployment IS NOT DISTINCT FROM p.deployment
+  LEFT JOIN output_interval AS o ON o.deployment IS NOT DISTINCT FROM p.deployment
+)
+SELECT j.deployment,
+  CASE WHEN (limit_given AND slow > 0) OR cost_s >= 0.1 * stream_s OR stall_ratio >= 0.1
+    THEN 'warning' ELSE 'info' END AS severity,
+  cost_s,
+  CASE WHEN gaps IS NOT NULL OR instants_known THEN 'B' ELSE 'C' END AS level,
+  tpot_p95_ms AS value,
+  'ms' AS unit,
+  -- the ranks that bracket the 95th percentile with 95 % confidence, whatever the distribution
+  sorted_ms[greatest(1, floor(measured * 0.95 - 1.96 * sqrt(measured * 0.0475)))::BIGINT]
+    AS interval_low,
+  sorted_ms[least(measured, ceil(measured * 0.95 + 1.96 * sqrt(measured * 0.0475)) + 1)::BIGINT]
+    AS interval_high,
+  cost_s / nullif(stream_s, 0) AS share,
+  slow AS requests,
+  coalesce(workers, []) AS workers,
+  coalesce(culprits, []) AS culprits,
+  coalesce(s.paths, []) AS sources,
+  measured, limit_ms, limit_given, typical_ms, tpot_p50_ms, tpot_p99_ms, slow_s, gaps, gap_p50_ms,
+  gap_p99_ms, gap_max_ms, stall_s, stall_ratio, gap_observer, gap_emission, output_rho,
+  output_rho_low, output_rho_high, output_pairs, slow_long_output
+FROM judged AS j
+LEFT JOIN deployment_sources AS s ON s.deployment = j.deployment AND s.evidence = 'requests'
+WHERE stall_ratio >= min_stall_ratio
+  OR (slow > 0 AND slow >= min_slow_ratio * measured AND (limit_given OR cost_s >= 0.01 * stream_s))

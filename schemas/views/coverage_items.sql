@@ -1,0 +1,227 @@
+-- coverage_items: which information the data hold, and what each item would let one see.
+--
+-- grain:   one row per (deployment, item)
+-- needs:   requests, deployments, legs, intervals, streams, workers, steps, samples, transfers, decisions, clocks, observations, phases
+-- columns:
+--   deployment     VARCHAR     deployment
+--   item           VARCHAR     the item, lower_snake
+--   applies        BOOLEAN     the item exists in such a deployment; NULL when that is unknown
+--   present_ratio  DOUBLE   1  part of the requests (workers, clocks) that have it; NULL when there are none
+--   present        BIGINT      how many have it
+--   expected       BIGINT      out of how many
+--   unit           VARCHAR     what is counted: requests, workers, clocks or transfers
+--   evidence       VARCHAR     where it is looked for
+--   enables        VARCHAR     what it lets one see
+WITH request_items AS (
+  SELECT
+    deployment,
+    count(*) AS requests,
+    count(*) FILTER (mode = 'disaggregated') AS pairs,
+    count(start_ns) AS arrivals,
+    count(ttft_ms) AS first_tokens,
+    count(e2e_ms) AS durations,
+    count(prompt_tokens) AS prompts,
+    count(output_tokens) AS outputs,
+    count(cached_tokens) AS cached,
+    count(*) FILTER (coalesce(prefill_worker, decode_worker) IS NOT NULL) AS placed,
+    count(*) FILTER (coalesce(outcome, 'unknown') <> 'unknown') AS outcomes,
+    count(*) FILTER (mode <> 'unknown') AS modes,
+    count(model) AS models,
+    count(session) AS sessions
+  FROM requests
+  GROUP BY deployment
+),
+-- What kinds of time each request has, with or without a position.
+timed AS (
+  SELECT
+    l.deployment, l.request,
+    bool_or(i.detail IN ('prefill_queue', 'decode_queue', 'before_queue')) AS queued,
+    bool_or(i.detail IN ('prefill_exec', 'prefill_wall')) AS prefilled,
+    bool_or(i.detail IN ('decode_exec', 'decode_wall')) AS decoded,
+    bool_or(i.detail IN ('router_queue', 'router_decide', 'dispatch')) AS routed,
+    bool_or(i.detail = 'kv_transfer') AS transferred
+  FROM intervals i
+  JOIN legs l ON l.leg = i.leg
+  WHERE l.request IS NOT NULL
+  GROUP BY l.deployment, l.request
+),
+timed_items AS (
+  SELECT
+    deployment,
+    count(*) FILTER (queued) AS queues,
+    count(*) FILTER (prefilled) AS prefills,
+    count(*) FILTER (decoded) AS decodes,
+    count(*) FILTER (routed) AS routers,
+    count(*) FILTER (transferred) AS transfers
+  FROM timed
+  GROUP BY deployment
+),
+streamed AS (
+  SELECT l.deployment, count(DISTINCT l.request) AS requests
+  FROM streams s
+  JOIN legs l ON l.leg = s.leg
+  WHERE len(s.gaps_us) > 0
+  GROUP BY l.deployment
+),
+seen AS (
+  SELECT
+    deployment,
+    count(DISTINCT request) FILTER (observer = 'client') AS clients,
+    count(DISTINCT request) FILTER (observer IN ('gateway', 'router', 'frontend')) AS servers
+  FROM observations
+  GROUP BY deployment
+),
+stepped AS (
+  SELECT worker, count(*) FILTER (kv_usage_ratio IS NOT NULL) > 0 AS kv_known
+  FROM steps
+  GROUP BY worker
+),
+sampled AS (
+  SELECT
+    worker,
+    bool_or(regexp_matches(lower(metric), 'cache.*usage|usage.*cache|kv.*(usage|usage_perc|active|used)'))
+      AS kv_known
+  FROM (SELECT DISTINCT worker, metric FROM samples)
+  GROUP BY worker
+),
+worker_items AS (
+  SELECT
+    w.deployment,
+    count(*) AS engines,
+    count(s.worker) AS stepped,
+    count(m.worker) AS sampled,
+    count(*) FILTER (s.kv_known OR m.kv_known) AS kv_known
+  FROM workers w
+  LEFT JOIN stepped s ON s.worker = w.worker
+  LEFT JOIN sampled m ON m.worker = w.worker
+  WHERE w.role IN ('prefill', 'decode', 'aggregated') OR s.worker IS NOT NULL
+  GROUP BY w.deployment
+),
+router_items AS (
+  SELECT deployment, bool_or(role IN ('router', 'gateway', 'frontend')) AS has_router
+  FROM workers
+  GROUP BY deployment
+),
+decided AS (
+  SELECT l.deployment, count(DISTINCT l.request) AS requests
+  FROM decisions d
+  JOIN legs l ON l.leg = d.leg
+  GROUP BY l.deployment
+),
+-- A transfer belongs to the deployment of whichever end is known.
+moved AS (
+  SELECT w.deployment, count(*) AS transfers, count(t.bytes) AS with_bytes
+  FROM transfers t
+  JOIN workers w ON w.worker = coalesce(t.destination_worker, t.source_worker)
+  GROUP BY w.deployment
+),
+clock_items AS (
+  SELECT deployment, count(*) AS clocks, count(offset_ns) AS aligned
+  FROM clocks
+  GROUP BY deployment
+),
+-- 10 % of a request left unexplained is what a reader would ask about.
+explained AS (
+  SELECT deployment, count(*) AS windows, count(*) FILTER (unexplained < 0.1) AS explained
+  FROM (
+    SELECT
+      r.deployment,
+      sum(CASE WHEN p.detail = 'unattributed' THEN p.end_ns - p.start_ns ELSE 0 END)
+        / sum(p.end_ns - p.start_ns) AS unexplained
+    FROM phases p
+    JOIN requests r ON r.request = p.request
+    GROUP BY r.deployment, r.request
+  )
+  GROUP BY deployment
+),
+facts_of_deployments AS (
+  SELECT
+    d.deployment, d.mode, r.* EXCLUDE (deployment), t.* EXCLUDE (deployment), s.requests AS streamed, o.clients, o.servers, w.* EXCLUDE (deployment),
+    c.has_router, x.requests AS decided, m.transfers AS moves, m.with_bytes, k.clocks, k.aligned,
+    e.windows, e.explained
+  FROM deployments d
+  LEFT JOIN request_items r ON r.deployment = d.deployment
+  LEFT JOIN timed_items t ON t.deployment = d.deployment
+  LEFT JOIN streamed s ON s.deployment = d.deployment
+  LEFT JOIN seen o ON o.deployment = d.deployment
+  LEFT JOIN worker_items w ON w.deployment = d.deployment
+  LEFT JOIN router_items c ON c.deployment = d.deployment
+  LEFT JOIN decided x ON x.deployment = d.deployment
+  LEFT JOIN moved m ON m.deployment = d.deployment
+  LEFT JOIN clock_items k ON k.deployment = d.deployment
+  LEFT JOIN explained e ON e.deployment = d.deployment
+),
+items AS (
+  SELECT
+    deployment,
+    unnest([
+      {item: 'arrival_time', applies: true, present: arrivals, expected: requests, unit: 'requests',
+       evidence: 'start of the request', enables: 'load over time, bursts, positions of phases'},
+      {item: 'input_tokens', applies: true, present: prompts, expected: requests, unit: 'requests',
+       evidence: 'prompt tokens', enables: 'whether long prompts drive the first token'},
+      {item: 'output_tokens', applies: true, present: outputs, expected: requests, unit: 'requests',
+       evidence: 'output tokens', enables: 'time per token, whether long answers drive the total'},
+      {item: 'cached_tokens', applies: true, present: cached, expected: requests, unit: 'requests',
+       evidence: 'cached prompt tokens', enables: 'prefix-cache reuse, the true prefill work'},
+      {item: 'first_token', applies: true, present: first_tokens, expected: requests, unit: 'requests',
+       evidence: 'time to first token', enables: 'slow first tokens apart from slow streams'},
+      {item: 'total_time', applies: true, present: durations, expected: requests, unit: 'requests',
+       evidence: 'whole duration', enables: 'share of each phase in the request'},
+      {item: 'outcome', applies: true, present: outcomes, expected: requests, unit: 'requests',
+       evidence: 'status or finish reason', enables: 'failures, aborts, goodput over all arrivals'},
+      {item: 'queue_wait', applies: true, present: queues, expected: requests, unit: 'requests',
+       evidence: 'time between arrival at the engine and its first step',
+       enables: 'waiting apart from computing'},
+      {item: 'prefill_time', applies: true, present: prefills, expected: requests, unit: 'requests',
+       evidence: 'prefill time or execution', enables: 'prompt cost, culprits of interference'},
+      {item: 'decode_time', applies: true, present: decodes, expected: requests, unit: 'requests',
+       evidence: 'decode time or execution', enables: 'what follows the first token'},
+      {item: 'token_times', applies: true, present: streamed, expected: requests, unit: 'requests',
+       evidence: 'instants of tokens or chunks', enables: 'stutter, stalls, inter-token latency'},
+      {item: 'worker_ids', applies: true, present: placed, expected: requests, unit: 'requests',
+       evidence: 'worker that prefilled or decoded', enables: 'imbalance, who stalled whom'},
+      {item: 'mode', applies: true, present: modes, expected: requests, unit: 'requests',
+       evidence: 'prefill and decode legs', enables: 'disaggregated apart from aggregated requests'},
+      {item: 'client_view', applies: true, present: clients, expected: requests, unit: 'requests',
+       evidence: 'a client or load generator saw it', enables: 'latency as the user has it'},
+      {item: 'session', applies: true, present: sessions, expected: requests, unit: 'requests',
+       evidence: 'session or conversation id', enables: 'reuse from turn to turn'},
+      {item: 'explained_time', applies: arrivals > 0, present: explained, expected: windows,
+       unit: 'requests', evidence: 'at most 10 % of the request without a phase',
+       enables: 'a complete answer to where the time went'},
+      {item: 'engine_steps', applies: true, present: stepped, expected: engines, unit: 'workers',
+       evidence: 'one record per engine iteration',
+       enables: 'prefill interference and batch shape, step by step'},
+      {item: 'engine_counters', applies: true, present: sampled, expected: engines, unit: 'workers',
+       evidence: 'running, waiting and token counters over time',
+       enables: 'pressure and load between requests'},
+      {item: 'kv_usage', applies: true, present: kv_known, expected: engines, unit: 'workers',
+       evidence: 'KV cache usage over time', enables: 'KV pressure, cause of preemption'},
+      {item: 'router_time', applies: has_router, present: routers, expected: requests,
+       unit: 'requests', evidence: 'queue, choice and dispatch of the router',
+       enables: 'what routing costs'},
+      {item: 'router_decisions', applies: has_router, present: decided, expected: requests,
+       unit: 'requests', evidence: 'worker chosen with cost, overlap and load',
+       enables: 'whether the router is smart'},
+      {item: 'kv_transfer', applies: CASE WHEN mode <> 'unknown' THEN pairs > 0 END,
+       present: transfers, expected: pairs, unit: 'requests', evidence: 'transfer start and end',
+       enables: 'transfer apart from the wait for it'},
+      {item: 'kv_transfer_bytes', applies: CASE WHEN mode <> 'unknown' THEN pairs > 0 END,
+       present: with_bytes, expected: moves, unit: 'transfers', evidence: 'bytes of each transfer',
+       enables: 'bandwidth by link'},
+      {item: 'clocks', applies: clocks > 0, present: aligned, expected: clocks, unit: 'clocks',
+       evidence: 'offset between clocks known', enables: 'phases that cross hosts'}
+    ], recursive := true)
+  FROM facts_of_deployments
+)
+SELECT
+  deployment,
+  item,
+  CAST(applies AS BOOLEAN) AS applies,
+  coalesce(present, 0) / nullif(expected, 0) AS present_ratio,
+  CAST(coalesce(present, 0) AS BIGINT) AS present,
+  CAST(coalesce(expected, 0) AS BIGINT) AS expected,
+  unit,
+  evidence,
+  enables
+FROM items

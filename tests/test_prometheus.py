@@ -1,0 +1,181 @@
+"""Prometheus text dumps: every sample of every scrape, on the worker that it describes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from pdtrace.collectors import prometheus
+from pdtrace.inputs import expand
+
+FIXTURES = Path(__file__).parent / "fixtures" / "prometheus"
+NS = 1_000_000_000
+
+
+def balanced(found) -> bool:
+    kept = set(found["samples"]["record"].to_list()) | set(found["events"]["record"].to_list())
+    return found.account.read == len(kept) + sum(found.account.reasons.values())
+
+
+@pytest.fixture
+def dump(collect, tmp_path: Path) -> Callable:
+    """Read a dump of this text."""
+
+    def run(text: str, name: str = "metrics.prom"):
+        (tmp_path / name).write_text(text, "utf-8")
+        return collect(prometheus, tmp_path / name)
+
+    return run
+
+
+def test_scrapes_with_stamps(collect) -> None:
+    found = collect(prometheus, FIXTURES / "vllm-scrapes.prom")
+    assert balanced(found)
+    running = (
+        found["samples"].filter(pl.col("metric") == "vllm:num_requests_running").sort("time_ns")
+    )
+    assert running["time_ns"].to_list()[0] == 1795993232_023_000_000
+    assert running["time_ns"].n_unique() == 3
+    assert json.loads(running["labels"][0]) == {"engine": "0", "model_name": "tiny-llama"}
+    kinds = dict(found["samples"].select("metric", "kind").iter_rows())
+    assert kinds["vllm:time_to_first_token_seconds_bucket"] == "histogram"
+    assert kinds["vllm:time_to_first_token_seconds_sum"] == "histogram"
+    assert kinds["vllm:prefix_cache_queries_total"] == "counter"
+    assert kinds["vllm:kv_cache_usage_perc"] == "gauge"
+    facts = dict(found["facts"].select("key", "value").iter_rows())
+    assert facts["process_start_time_s"] == "1795992984.350"
+    assert facts["served_model_name"] == "tiny-llama"
+
+
+def test_a_nixl_exporter_is_the_agent_it_names(collect) -> None:
+    found = collect(prometheus, FIXTURES / "nixl-exporter.prom")
+    assert found["samples"]["worker"].unique().to_list() == [
+        "engine_id:b3baa78a-f800-47e2-b0cf-a913e618fef5"
+    ]
+    received = (
+        found["samples"].filter(pl.col("metric") == "agent_rx_bytes_total").row(0, named=True)
+    )
+    assert (received["value"], received["kind"], received["time_ns"]) == (
+        758906880.0,
+        "counter",
+        None,
+    )
+    assert (
+        found["samples"].filter(pl.col("value").is_null()).height == 3
+    )  # quantiles that are not a number
+    bounds = found["samples"].filter(pl.col("metric") == "agent_xfer_time_us_bucket")["labels"]
+    assert bounds.str.contains('"le": "+Inf"', literal=True).any()
+
+
+def test_a_dynamo_frontend_speaks_of_itself_and_of_its_workers(collect) -> None:
+    found = collect(prometheus, FIXTURES / "dynamo-frontend.prom")
+    own = f"worker_id:{int('3052e2b56e00a96e', 16)}"
+    by_metric = found["samples"].group_by("metric").agg(pl.col("worker").unique().sort())
+    workers = dict(by_metric.iter_rows())
+    assert workers["dynamo_frontend_requests_total"] == [own]
+    assert workers["dynamo_component_router_kv_hit_rate_sum"] == [own]
+    assert len(workers["dynamo_frontend_worker_active_decode_blocks"]) == 4
+    roles = {w: r for w, r in found["workers"].select("worker", "role").iter_rows() if r}
+    assert roles == {
+        own: "frontend",
+        "worker_id:2975962904877096645": "prefill",
+        "worker_id:6590220891195383688": "prefill",
+    }
+
+
+def test_a_dynamo_workers_hexadecimal_id_is_decimal_elsewhere(collect) -> None:
+    found = collect(prometheus, FIXTURES / "dynamo-worker.prom")
+    assert found["samples"]["worker"].unique().to_list() == [
+        f"worker_id:{int('cdfea42f4cb77a65', 16)}"
+    ]
+    assert int("cdfea42f4cb77a65", 16) > 2**63
+
+
+def test_what_surrounds_and_decorates_a_scrape(collect) -> None:
+    found = collect(prometheus, FIXTURES / "synthetic-curl.txt")
+    assert balanced(found)
+    assert dict(found.account.reasons) == {prometheus.NOT_A_SAMPLE: 1}
+    samples = found["samples"].sort("record")
+    preemptions = samples.filter(pl.col("metric") == "vllm:num_preemptions_total")
+    # the third is of a scrape without a stamp of its own
+    assert preemptions["time_ns"].to_list() == [1795993129 * NS, 1795993139_500_000_000, None]
+    assert json.loads(preemptions["labels"][0])["model_name"] == 'a "b" {c}'
+    assert samples.filter(pl.col("metric") == "own_stamp")["time_ns"].to_list() == [
+        1795993140_123_000_000
+    ]
+    bucket = samples.filter((pl.col("metric") == "h_bucket") & pl.col("labels").str.contains("0.5"))
+    assert bucket["value"].to_list() == [1.0, 0.0]
+    assert samples.filter(pl.col("metric") == "lat")["value"].to_list() == [None]
+    restart = found["events"].row(0, named=True)
+    assert found["events"].height == 1
+    assert (restart["kind"], restart["time_ns"]) == ("restart", 1795993139_500_000_000)
+
+
+def test_counters_that_fall_are_a_restart_also_without_times(dump) -> None:
+    found = dump(
+        "# TYPE x_total counter\nx_total 5\nx_total 7\nx_total 2\n# TYPE g gauge\ng 5\ng 1\n"
+    )
+    assert found["samples"]["time_ns"].is_null().all()
+    assert found["events"].select("kind", "count", "detail").rows() == [
+        ("restart", 1, "counters fell (x_total)")
+    ]
+
+
+def test_open_metrics_stamps_are_seconds(dump) -> None:
+    found = dump("# TYPE x gauge\nx 5 1795993140.25\n# EOF\n")
+    assert found["samples"]["time_ns"].to_list() == [1795993140_250_000_000]
+
+
+def test_a_federated_dump_describes_many_servers(dump) -> None:
+    line = 'vllm:num_requests_running{{job="vllm",instance="10.0.0.{}:8000",pod="{}"}} 1 1795993140000\n'
+    found = dump(
+        "# TYPE vllm:num_requests_running untyped\n" + line.format(1, "p-0") + line.format(2, "")
+    )
+    assert sorted(found["samples"]["worker"]) == ["address:10.0.0.2:8000", "pod:p-0"]
+
+
+@pytest.mark.parametrize("stamp", ["# scrape_ts=1795993129", "1795993129", "=== 2026-11-29T22:58:49Z ===", "Sun Nov 29 22:58:49 UTC 2026", "# 2026-11-29 22:58:49"])  # fmt: skip
+def test_stamps_that_people_print_above_a_scrape(dump, stamp: str) -> None:
+    found = dump(f"{stamp}\n# TYPE x gauge\nx 5\n")
+    assert found["samples"]["time_ns"].to_list() == [1795993129 * NS]
+    assert found.account.reasons == {}
+
+
+def test_a_stamped_scrape_may_lie_across_batches(dump, monkeypatch) -> None:
+    from pdtrace.collectors import _loglines
+
+    original = _loglines._line_columns
+    monkeypatch.setattr(_loglines, "_line_columns", lambda source, size: original(source, 40))
+    found = dump("# scrape_ts 100000000\n".replace("100000000", "1795993129") + "a_seconds 1\nb_seconds 2\nc_seconds 3\nd_seconds 4\na_seconds 5\nb_seconds 6\nc_seconds 7\n")  # fmt: skip
+    assert (
+        found["samples"].sort("record")["time_ns"].to_list() == [1795993129 * NS] * 4 + [None] * 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "recognised"),
+    [
+        ("# HELP x y\n# TYPE x gauge\nx 1\n", True),
+        ('a_total{b="c"} 1\n' * 6, True),
+        ("INFO 10-16 17:11:24 metrics.py:351] Avg prompt throughput: 1.0 tokens/s\n" * 9, False),
+        ("ttft 1\n" * 9, False),
+        ("# TYPE of request\nid,ttft\n1,2\n", False),
+        ('{"a": 1}\n' * 9, False),
+        ("", False),
+    ],
+)
+def test_only_expositions_are_recognised(tmp_path: Path, text: str, recognised: bool) -> None:
+    (tmp_path / "x.txt").write_text(text)
+    assert (prometheus.sniff(expand([str(tmp_path / "x.txt")])[0].head()) is not None) is recognised
+
+
+@pytest.mark.shared
+def test_the_captures_are_read_whole(collect, shared: Path) -> None:
+    found = collect(prometheus, shared / "data/vllm/agg/metrics_scrape_1s_mixed.prom.txt.gz")
+    assert balanced(found)
+    assert (found["samples"].height, found["samples"]["time_ns"].n_unique()) == (38_407, 82)
+    assert found["events"].height == 0

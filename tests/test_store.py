@@ -1,0 +1,65 @@
+"""The store takes what fits its tables and says clearly what does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from pdtrace.errors import SchemaMismatch, UnknownQuery, UnreadableInput
+from pdtrace.store import Store
+
+
+def test_columns_that_a_batch_lacks_become_null(store: Store) -> None:
+    store.append("events", pl.DataFrame({"kind": ["abort"], "time_ns": [5]}))
+    assert store.sql("SELECT kind, time_ns, worker FROM events").rows() == [("abort", 5, None)]
+
+
+def test_an_unknown_column_is_named(store: Store) -> None:
+    with pytest.raises(SchemaMismatch, match="table events has no column colour"):
+        store.append("events", pl.DataFrame({"colour": ["red"]}))
+
+
+def test_a_wrong_type_is_named_with_both_types(store: Store) -> None:
+    with pytest.raises(SchemaMismatch, match="column time_ns: expected BIGINT, found VARCHAR"):
+        store.append("events", pl.DataFrame({"time_ns": ["noon"]}))
+
+
+def test_rows_of_nothing_but_null_fit_any_type(store: Store) -> None:
+    assert store.append("events", [{"kind": "oom", "time_ns": None, "detail": None}]) == 1
+
+
+def test_a_file_is_made_so_that_duckdb_1_5_can_open_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.duckdb"
+    store = Store(path)
+    store.install()
+    store.close()
+    with path.open("rb") as stream:
+        assert stream.read(12)[8:] == b"DUCK"
+        # The storage version stands behind the magic bytes; DuckDB 1.5 reads 64 to 68.
+        assert int.from_bytes(stream.read(8), "little") <= 68
+
+
+def test_comments_travel_in_the_file(tmp_path: Path) -> None:
+    store = Store(tmp_path / "a.duckdb")
+    store.install()
+    comment = store.scalar(
+        "SELECT comment FROM duckdb_columns() WHERE table_name = 'requests' AND column_name = 'ttft_ms'"
+    )
+    assert "headline" in comment
+    store.close()
+
+
+def test_a_file_that_is_no_store_is_one_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.duckdb"
+    path.write_bytes(b"x" * 5000)
+    with pytest.raises(UnreadableInput, match="cannot be opened"):
+        Store(path, read_only=True)
+
+
+def test_unknown_names_and_bad_sql_are_told(con: Store) -> None:
+    with pytest.raises(UnknownQuery, match="no query named nonsense"):
+        con.query("nonsense")
+    with pytest.raises(UnknownQuery, match="SQL"):
+        con.user_sql("SELECT nonsense FROM requests")

@@ -251,10 +251,13 @@ def _kv_wait(hops: pl.DataFrame) -> pl.DataFrame:
     after = pairs.filter(~pl.col("placed") & ~late.fill_null(value=False))
     return pl.concat(
         [
-            _rows(whole, "kv_wait_upper_bound", "since_ns", "front_first_ns", basis="upper_bound", semantics=_WAIT),
             _rows(
-                after, "kv_wait_upper_bound", "prefill_end_ns", "front_first_ns", basis="upper_bound",
-                semantics=_HANDOVER,
+                whole, "kv_wait_upper_bound", "since_ns", "front_first_ns",
+                basis="upper_bound", semantics=_WAIT,
+            ),
+            _rows(
+                after, "kv_wait_upper_bound", "prefill_end_ns", "front_first_ns",
+                basis="upper_bound", semantics=_HANDOVER,
             ),
         ]
     )  # fmt: skip
@@ -297,8 +300,10 @@ def _worker_side(tree: Tree, workers: pl.DataFrame) -> list[pl.DataFrame]:
     return [
         _rows(admitted, queue, "start_ns", "end_ns", leg="leg", resolution="resolution_ns",
               semantics="worker.admission"),
-        _rows(computing, "prefill_wall", "generate_start_ns", "first_token_ns", basis="placed", leg="leg",
+        _rows(computing, "prefill_wall", "generate_start_ns", "first_token_ns", basis="placed",
+              leg="leg",
               resolution="resolution_ns", semantics=_PREFILL_ENGINE),
-        _rows(operations, "prefill_wall", "start_ns", "end_ns", leg="leg", resolution="resolution_ns",
+        _rows(operations, "prefill_wall", "start_ns", "end_ns", leg="leg",
+              resolution="resolution_ns",
               semantics=_PREFILL_OPERATION_SAID),
     ]  # fmt: skip

@@ -3,10 +3,11 @@
 A closing line carries the span's ids, parent and attributes, the instant it was written
 (microseconds) and busy and idle time, each rounded to three digits: the length of a span of 1.2 s
 is known to 10 ms. Its start is the first entry, kept inside what the rounded length allows.
-Resolution: the rounding, at least 1 ms. Spans of which no child was entered (response.streaming,
-worker.admission) are logged without trace id and with ids local to the process: they go under the
-trace of their dynamo.request.id and get an id made of trace, name and dynamo.operation.id, marked
-in `extra`.
+Resolution: the rounding, at least 1 ms; a process that is starved of CPU may write a line later
+still (20 ms seen once in 8,800 spans; p99 0.5 ms).
+Spans of which no child was entered (response.streaming, worker.admission) are logged without trace
+id and with ids local to the process: they go under the trace of their dynamo.request.id and get an
+id made of trace, name and dynamo.operation.id, marked in `extra`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ._common import number
 MS = 1_000_000
 MAX_REQUESTS = 200_000  # requests remembered to find the trace of lines that do not name it
 LONG_TEXT = 4096
+MADE_ID = '{"span_id":"made of trace, name and operation"}'
 SEPARATOR = "\x1f"  # between the keys of a span in table `spans`
 
 REASON_NO_TRACE = "span line without trace id, of a request that is not in this log"
@@ -133,8 +135,8 @@ class SpanLines:
             "parent_span_id": None if parent in (None, "") else str(parent),
             "name": str(fields.get("span_name")), "kind": kind, "status_code": "unset",
             "scope_name": self.scope,
-            "resource": self.resource, "extra": '{"span_id":"made of trace,
-            name and operation"}' if made else None,
+            "resource": self.resource,
+            "extra": MADE_ID if made else None,
             **_attributes(fields),
         }  # fmt: skip
 

@@ -18,6 +18,7 @@ from pdtrace.model import Sink
 
 from ._common import integer, number
 from ._dynamo_names import FACT_BLOCK_SIZE, FACT_LOG, GENERATE, SLACK_NS, STATUSES
+from ._dynamo_settings import settings
 
 MICROSECOND = 1_000
 
@@ -33,30 +34,6 @@ REASON_SPAN = "start of a span whose end is in the log"
 _HARMLESS = ("Distributed Trace Context not found", "Removing worker ", "monitor_instance_source: ")
 _JOINED = re.compile(r"^Adding worker WorkerWithDpRank \{ worker_id: (\d+)")
 _FIXED = re.compile(r"^[^:{}\[\]()/\\\"'`=<>\d]+")
-_MOCKER = re.compile(r"\b(num_gpu_blocks|block_size|max_num_seqs|max_num_batched_tokens|enable_prefix_caching"
-                     r"|enable_chunked_prefill|tensor_parallel_size|dp_size|worker_type|speedup_ratio"
-                     r"|kv_transfer_bandwidth|kv_transfer_bytes_per_token): (?:Some\()?([\w.]+)")  # fmt: skip
-
-# setting as Dynamo spells it -> fact
-_SETTINGS = {
-    "num_gpu_blocks": "kv_blocks", "num_gpu_blocks_override": "kv_blocks",
-    "total_kv_blocks": "kv_blocks",
-    "block_size": FACT_BLOCK_SIZE, "kv_cache_block_size": FACT_BLOCK_SIZE,
-    "page_size": FACT_BLOCK_SIZE,
-    "max_num_seqs": "max_num_seqs", "max_running_requests": "max_num_seqs",
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "chunked_prefill_size": "max_num_batched_tokens",
-    "max_model_len": "max_model_len", "context_length": "max_model_len",
-    "tensor_parallel_size": "tensor_parallel_size", "dp_size": "data_parallel_size",
-    "data_parallel_size": "data_parallel_size", "enable_prefix_caching": "enable_prefix_caching",
-    "enable_chunked_prefill": "enable_chunked_prefill", "worker_type": "engine_role",
-    "disaggregation_mode": "engine_role", "router_mode": "router_mode",
-    "speedup_ratio": "speedup_ratio",
-    "kv_transfer_bandwidth": "kv_transfer_bandwidth_gb_s",
-    "kv_transfer_bytes_per_token": "kv_bytes_per_token", "served_model_name": "model",
-    "migration_limit": "migration_limit", "queue_policy": "router_queue_policy",
-    "decode_router_mode": "router_mode",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -137,8 +114,7 @@ class Rows:
         """
         if self.spans_seen:
             return self._cost(entry)
-        blocks = number(entry.fields.get("effective_cached_blocks"))
-        known = blocks is not None and self.block_size is not None
+        blocks, size = number(entry.fields.get("effective_cached_blocks")), self.block_size
         worker_id = entry.fields.get("worker_id")
         mode = entry.fields.get("router_mode")
         self.tables["decisions"].append(
@@ -151,8 +127,7 @@ class Rows:
                 "policy": str(mode).lower() if mode else None,
                 "worker": f"worker_id:{worker_id}" if worker_id is not None else None,
                 "cost": number(entry.fields.get("logit")),
-                "overlap_tokens": round(blocks * self.block_size) if known else None,
-                 # type: ignore[operator]
+                "overlap_tokens": None if blocks is None or size is None else round(blocks * size),
             }
         )  # fmt: skip
         return USED
@@ -167,8 +142,7 @@ class Rows:
                 "source": entry.source, "leg": f"dynamo_log/{request_id}",
                 "quantity": f"router_cost_{kind}" if kind else "router_cost", "value": cost,
                 "unit": "1",
-                "definition": "Dynamo log,
-                Selected worker: logit of the chosen worker (lower is better)",
+                "definition": "Dynamo log, Selected worker: logit of the choice (lower is better)",
             }
         )  # fmt: skip
         return REASON_COST
@@ -264,44 +238,13 @@ class Rows:
 
     def _settings(self, entry: Entry) -> bool:
         """Facts in the record; never host names or paths."""
-        found = dict(_settings(entry))
+        found = dict(settings(entry.message, entry.fields))
         for key, value in found.items():
             self.facts[entry.worker, key] = value
         size = integer(found.get(FACT_BLOCK_SIZE))
         if size:
             self.block_size = size
         return bool(found)
-
-
-def _settings(entry: Entry) -> Iterator[tuple[str, str]]:
-    """(fact, value) of a record: engine configuration, CONFIG_DUMP, single fields."""
-    if entry.message.startswith("CONFIG_DUMP"):
-        yield from _dumped(entry)
-    elif "MockerConfig" in entry.message:
-        for name, value in _MOCKER.findall(entry.message):
-            if value != "None":
-                yield _SETTINGS[name], value.lower() if name == "worker_type" else value
-    elif entry.message.startswith("Request migration disabled"):
-        yield "migration_limit", "0"
-    elif entry.message in ("Activating prefill router", "Router policy class configured"):
-        for name in ("block_size", "decode_router_mode", "queue_policy"):
-            if name in entry.fields:
-                yield _SETTINGS[name], str(entry.fields[name]).lower()
-
-
-def _dumped(entry: Entry) -> Iterator[tuple[str, str]]:
-    start = entry.message.find("{")
-    try:
-        dump = orjson.loads(entry.message[start:]) if start > 0 else {}
-    except orjson.JSONDecodeError:
-        return
-    packages = dump.get("installed_packages") or {}
-    if isinstance(packages, dict) and isinstance(packages.get("ai-dynamo"), str):
-        yield "dynamo_version", packages["ai-dynamo"]
-    config = dump.get("config")
-    for name, value in config.items() if isinstance(config, dict) else ():
-        if name in _SETTINGS and isinstance(value, str | int | float) and "/" not in str(value):
-            yield _SETTINGS[name], str(value)
 
 
 def _of_worker(entry: Entry) -> bool:

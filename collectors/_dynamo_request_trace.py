@@ -1,5 +1,4 @@
-"""Rows of Dynamo's request trace (schema dynamo.request.trace.v1), from files and from OTLP log
-records.
+"""Rows of Dynamo's request trace (dynamo.request.trace.v1), from files and OTLP log records.
 
 Source: ai-dynamo/dynamo lib/llm/src/request_trace/{types,record}.rs, 1.6.1. `ttft_ms` is the time
 to the first output of the *prefill* worker: with prefill and decode apart it is no token that a
@@ -17,25 +16,32 @@ import polars as pl
 from pdtrace.model import Sink
 
 from ._common import integer, number
-from ._dynamo_names import ENGINE, FACT_BLOCK_SIZE, FACT_COVERAGE, SLACK_NS, TTFT_AGGREGATED
+from ._dynamo_names import ENGINE, FACT_BLOCK_SIZE, FACT_COVERAGE, SLACK_NS
+from ._dynamo_request_times import MS, Times, epoch_ms, text
 
 SCHEMA = "dynamo.request.trace.v1"
 SCOPE = "dynamo.request_trace"
-MS = 1_000_000
 
 REASON_EVENT = "request trace record of a kind that is not used"
 REASON_EMPTY = "request trace record without a request id"
 
 # quantity -> (unit, what the code computes)
 _REPORTED = {
-    "prefill_wait_time_ms": ("ms", "request received to dispatch: frontend and router queue, not the engine's"),
-    "prefill_time_ms": ("ms", "dispatch to the first output of the prefill worker, its engine queue included"),
-    "ttft_ms": ("ms", "request received to the first output of the prefill worker, not the client's first token"),
+    "prefill_wait_time_ms": (
+        "ms", "request received to dispatch: frontend and router queue, not the engine's",
+    ),
+    "prefill_time_ms": (
+        "ms", "dispatch to the first output of the prefill worker, its engine queue included",
+    ),
+    "ttft_ms": (
+        "ms", "request received to the first output of the prefill worker, not the client's first",
+    ),
     "total_time_ms": ("ms", "request received to the end"),
-    "avg_itl_ms": ("ms", "(total_time_ms - ttft_ms) / (output tokens - 1): with P and D apart it holds the hand-over"),
+    "avg_itl_ms": (
+        "ms", "(total - ttft) / (output tokens - 1): with P and D apart it holds the hand-over",
+    ),
     "kv_transfer_estimated_latency_ms": (
-        "ms",
-        "prefill result to first decode token: dispatch and one decode pass included; 0 when unmeasured",
+        "ms", "prefill result to first decode token, one decode pass included; 0 when unmeasured",
     ),
     "kv_hit_rate": ("1", "share of the prompt that the router expected to be cached"),
     "queue_depth": ("1", "requests in the router's queue when this one was routed"),
@@ -125,7 +131,7 @@ class Rows:
         self.tables["events"].append(
             {
                 "source": source, "record": ordinal, "worker": self._frontend,
-                "time_ns": _ms(event.get("event_time_unix_ms")), "resolution_ns": MS,
+                "time_ns": epoch_ms(event.get("event_time_unix_ms")), "resolution_ns": MS,
                 "kind": "failure" if kind == "tool_error" else "tool", "severity": "info",
                 "detail": " ".join(word for word in words if word) + took,
             }
@@ -179,12 +185,12 @@ class Rows:
             "source": source, "record": ordinal, "leg": leg, "worker": self._frontend,
             "observer": "frontend", "role": "frontend", "role_basis": "log", "container": False,
             "request_id": request_id,
-            "external_id": _text(request.get("x_request_id")) or request_id,
-            "session": _text(context.get("session_id")), "model": _text(request.get("model")),
+            "external_id": text(request.get("x_request_id")) or request_id,
+            "session": text(context.get("session_id")), "model": text(request.get("model")),
             "prompt_tokens": prompt if prompt is not None else integer(replay.get("input_length")),
             "cached_tokens": integer(request.get("cached_tokens")),
             "output_tokens": integer(request.get("output_tokens")),
-            "finish_reason": _text(finish),
+            "finish_reason": text(finish),
         }  # fmt: skip
 
     def _worker_legs(
@@ -210,99 +216,9 @@ class Rows:
                 "worker": f"worker_id:{worker_id}",
                 "observer": "engine", "role": role, "role_basis": "log", "container": False,
                 "request_id": request_id,
-                "external_id": _text(request.get("x_request_id")) or request_id,
+                "external_id": text(request.get("x_request_id")) or request_id,
                 "clock": "wall", "resolution_ns": MS, "status": "unknown", **times.of_worker(role),
             }  # fmt: skip
-
-
-class Times:
-    """The instants of one request, laid out from request_received_ms (milliseconds)."""
-
-    def __init__(self, request: Mapping[str, Any], event: Mapping[str, Any]) -> None:
-        worker = request.get("worker") or {}
-        self.prefill_worker = _text(worker.get("prefill_worker_id"))
-        self.decode_worker = _text(worker.get("decode_worker_id"))
-        self.apart = bool(
-            self.prefill_worker and self.decode_worker and self.prefill_worker != self.decode_worker
-        )
-        total = number(request.get("total_time_ms"))
-        ended = _ms(event.get("event_time_unix_ms"))
-        self.start = _ms(request.get("request_received_ms"))
-        if self.start is None and ended is not None and total is not None:
-            self.start = ended - round(total * MS)
-        self.end = _after(self.start, total)
-        if self.end is None:
-            self.end = ended
-        wait, prefill = (
-            number(request.get("prefill_wait_time_ms")),
-            number(request.get("prefill_time_ms")),
-        )
-        self.dispatched = _after(self.start, wait)
-        self.prefill_end = _after(self.dispatched, prefill)
-        self.ttft_ms = number(request.get("ttft_ms"))
-        self.total_ms = total
-        handover = number(request.get("kv_transfer_estimated_latency_ms"))
-        # Side by side (bootstrap) it is not measured and stands as 0.0.
-        self.decode_start = _after(self.prefill_end, handover) if handover else None
-
-    def workers(self) -> list[tuple[str, str]]:
-        """(role, worker id) of the workers that served the request."""
-        if self.apart:
-            return [("prefill", str(self.prefill_worker)), ("decode", str(self.decode_worker))]
-        one = self.prefill_worker or self.decode_worker
-        return [("aggregated", one)] if one else []
-
-    def of_leg(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Instants and durations of the frontend's leg; no TTFT where P and D are apart."""
-        output = integer(request.get("output_tokens"))
-        first_ms = None if self.apart else self.ttft_ms
-        tpot = None
-        if first_ms is not None and self.total_ms is not None and output is not None and output > 1:
-            tpot = (self.total_ms - first_ms) / (output - 1)
-        return {
-            "clock": "wall", "start_ns": self.start, "end_ns": self.end, "resolution_ns": MS,
-            "first_token_ns": _after(self.start, first_ms), "ttft_ms": first_ms,
-            "e2e_ms": self.total_ms,
-            "tpot_ms": tpot, "ttft_definition": None if first_ms is None else TTFT_AGGREGATED,
-            "first_token_delivered": None if first_ms is None else True,
-            "status": "completed" if output else "unknown",
-        }  # fmt: skip
-
-    def of_worker(self, role: str) -> dict[str, Any]:
-        """Instants of a worker's leg as far as the frontend knows them; the decode side's start
-        is its earliest."""
-        if role == "decode":
-            first = self.prefill_end if self.decode_start is not None else self.dispatched
-            return {"start_ns": first, "first_token_ns": self.decode_start, "end_ns": self.end}
-        end = self.prefill_end if role == "prefill" else self.end
-        return {
-            "start_ns": self.dispatched, "first_token_ns": self.prefill_end, "end_ns": end,
-            "first_token_delivered": False if role == "prefill" else None,
-        }  # fmt: skip
-
-    def intervals(self) -> Iterator[tuple[str, int, int, str, str]]:
-        """(detail, start, end, basis, semantics) of what the record places."""
-        prefill = "dispatch to the first output of the prefill worker: contains the engine's queue"
-        handover = "prefill result to first decode token: KV transfer, dispatch and one decode pass"
-        if self.dispatched is not None and self.prefill_end is not None:
-            yield ("prefill_wall", self.dispatched, self.prefill_end, "placed", prefill)
-        if self.apart and self.prefill_end is not None and self.decode_start is not None:
-            yield (
-                "kv_wait_upper_bound",
-                self.prefill_end,
-                self.decode_start,
-                "upper_bound",
-                handover,
-            )
-        first = self.decode_start if self.apart else self.prefill_end
-        if first is not None and self.end is not None:
-            yield (
-                "decode_wall",
-                first,
-                self.end,
-                "placed",
-                "first output to the end of the request",
-            )
 
 
 def coverage(facts: pl.DataFrame) -> pl.DataFrame:
@@ -362,19 +278,3 @@ def _json(text: object) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _text(value: object) -> str | None:
-    return None if value is None or value == "" else str(value)
-
-
-def _ms(value: object) -> int | None:
-    """Epoch milliseconds as nanoseconds."""
-    found = number(value)
-    return (
-        None if found is None else round(found * MS) if not found.is_integer() else int(found) * MS
-    )
-
-
-def _after(start: int | None, ms: float | None) -> int | None:
-    return None if start is None or ms is None else start + round(ms * MS)

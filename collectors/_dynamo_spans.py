@@ -166,7 +166,8 @@ def _with_roles(
         .with_columns(split=pl.lit(value=True))
     )
     workers = workers.join(prefill_seen, on=_REQUEST, how="left").with_columns(role=_worker_role())
-    below = workers.select("trace_id", span_id="parent", worker_role="role", child_instance="instance_id",
+    below = workers.select("trace_id", span_id="parent", worker_role="role",
+                           child_instance="instance_id",
                            child_start_ns="start_ns")  # fmt: skip
     routes = (
         routes.join(below.unique(["trace_id", "span_id"]), on=["trace_id", "span_id"], how="left")

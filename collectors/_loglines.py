@@ -3,9 +3,9 @@
 What stands in front of a program's own line is set by whoever carried it: docker compose
 (`name-1  | `), docker service logs (`name.1.id@node | `), kubectl logs --prefix (`[pod/x/c] `),
 --timestamps and docker logs -t (RFC 3339), CRI files (`<time> stdout F `), docker json-file and
-fluentd ({"log": ...}), journalctl (short, short-iso, json), logcli jsonl, GCP (textPayload), stern
-(`pod container `). The kinds are told from the first lines of a file and then taken off whole
-columns; up to four may be nested.
+fluentd ({"log": ...}), journalctl (short, short-iso, json), logcli jsonl, GCP (textPayload),
+stern (`pod container `). The kinds are told from the first lines of a file and then taken off
+whole columns; up to four may be nested.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ SPLIT_LINE = "continuation of a line that the container runtime split"
 
 _ANSI = r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])"
 _RFC3339 = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)"
-# Rust's tracing prints its own RFC 3339 stamp before level and target: not a prefix of anybody
-# else.
-_OWN_STAMP = r"^\s*(?:TRACE|DEBUG|INFO|WARN|ERROR)\s+[A-Za-z_][\w:.]*: "
+# Rust's tracing prints its own RFC 3339 stamp before level and target: nobody's prefix.
+_OWN_STAMP = r"^\s*(?:TRACE|DEBUG|INFO|WARN|ERROR)\s+[A-Za-z_][\w:.-]*(?:\{|: )"
 
 # name -> pattern with the groups (stream parts ..., time, rest) named s1, s2, time, flag, rest
 _WRAPPERS: dict[str, str] = {
@@ -89,10 +88,8 @@ def log_batches(source: Source, size: int = BATCH_BYTES) -> Iterator[pl.DataFram
     """The source's lines in frames of about `size` bytes, in order.
 
     Columns: record (ordinal of the line), stream (container, '' without one), prefix_time_ns
-    (stamp of the
-    carrier, else NULL), text (without colours and carriage returns), parts (lines that were joined
-    to it),
-    whole (false: the last line has no newline, it may be half written).
+    (stamp of the carrier, else NULL), text (without colours and carriage returns), parts (lines
+    that were joined to it), whole (false: the last line has no newline, it may be half written).
     """
     layers = _Layers()
     first = 0

@@ -122,6 +122,13 @@ class Shapes:
         )
 
 
+def optional(structs: pa.StructArray, name: str) -> pa.Array:
+    """A field, all NULL where the decoder left it out because no record has it."""
+    if structs.type.get_field_index(name) < 0:
+        return pa.nulls(len(structs))
+    return structs.field(name)
+
+
 def ragged(lists: pa.Array) -> Ragged:
     """The pairs of a column of attribute lists."""
     if pa.types.is_null(lists.type):
@@ -141,7 +148,7 @@ def ragged(lists: pa.Array) -> Ragged:
         (DOUBLE, "doubleValue"),
         (BOOL, "boolValue"),
     ):
-        array = value.field(name)
+        array = optional(value, name)
         if array.null_count == len(array):
             continue
         kinds[pc.is_valid(array).to_numpy(zero_copy_only=False)] = kind

@@ -1,12 +1,8 @@
-"""Nested OTLP spans as Arrow -> rows of the tables `spans` and `resources`.
-
-Whole columns at a time.
+"""Nested OTLP spans as Arrow -> rows of the tables `spans` and `resources`, in whole columns.
 
 Every decoder (ptars, pyarrow.json, the walk over Python objects) hands over the same nesting with
-the field
-names of OTLP/JSON; only leaf types differ (ids as bytes or text, integers as numbers or text). One
-code
-flattens them all, so that the same spans give the same rows whatever they were written in.
+the field names of OTLP/JSON; only leaf types differ (ids as bytes or text, integers as numbers or
+text). One code flattens them all: the same spans give the same rows whatever wrote them.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ._otlp_attributes import json_objects, ragged, typed_columns, withhold
+from ._otlp_attributes import json_objects, optional, ragged, typed_columns, withhold
 from ._otlp_content import LONG_BYTES, Counted, redact, stand_in
 from ._otlp_resources import Resources
 
@@ -78,20 +74,20 @@ def span_rows(
     columns: dict[str, pa.Array] = {
         "trace_id": hexadecimal(spans.field("traceId")),
         "span_id": hexadecimal(spans.field("spanId")),
-        "parent_span_id": hexadecimal(spans.field("parentSpanId")),
+        "parent_span_id": hexadecimal(optional(spans, "parentSpanId")),
         "start_ns": instants(spans.field("startTimeUnixNano")),
         "end_ns": instants(spans.field("endTimeUnixNano")),
         "name": pc.fill_null(spans.field("name"), "").dictionary_encode(),
         "kind": _named(spans.field("kind"), KINDS),
         "status_code": _named(spans.field("status").field("code"), STATUS_CODES),
-        "trace_state": _text(spans.field("traceState")),
-        "flags": _positive(spans.field("flags")),
+        "trace_state": _text(optional(spans, "traceState")),
+        "flags": _positive(optional(spans, "flags")),
         "scope_name": _of_parent(_text(scope.field("name")), span_scope),
         "scope_version": _of_parent(_text(scope.field("version")), span_scope),
         "resource": _of_parent(resource_ids, scope_resource[span_scope]),
         "resolution_ns": pa.array(np.ones(n, np.int64)),
     }
-    message, cut = _short(_text(spans.field("status").field("message")), keep_content)
+    message, cut = _short(_text(optional(spans.field("status"), "message")), keep_content)
     columns["status_message"] = message
     withheld += cut
 
@@ -105,7 +101,7 @@ def span_rows(
     columns["links"], more = _children(spans, "links", extra, keep_content)
     withheld += cut + more
     for name in ("droppedAttributesCount", "droppedEventsCount", "droppedLinksCount"):
-        _note(extra, name, spans.field(name), np.arange(n))
+        _note(extra, name, optional(spans, name), np.arange(n))
     _unknown(extra, spans, np.arange(n))
     columns["extra"] = extra.column(n)
     present = {
@@ -135,8 +131,8 @@ def _scope_extra(
     for row in _valid(texts):
         found.put(int(row), "attributes", orjson.loads(texts[int(row)].as_py()))
     every = np.arange(len(scopes))
-    _note(found, "droppedAttributesCount", scope.field("droppedAttributesCount"), every)
-    _note(found, "schemaUrl", scopes.field("schemaUrl"), every)
+    _note(found, "droppedAttributesCount", optional(scope, "droppedAttributesCount"), every)
+    _note(found, "schemaUrl", optional(scopes, "schemaUrl"), every)
     _unknown(found, scopes, every)
     extra.withheld += found.withheld
     if found.rows:
@@ -153,10 +149,12 @@ def _children(
 
     And the count of withheld texts.
     """
-    lists = spans.field(name)
+    lists = optional(spans, name)
+    n = len(spans)
+    if lists.null_count == n:
+        return pa.nulls(n, pa.null()), 0
     items = lists.flatten()
     owner = _parents(lists)
-    n = len(spans)
     if not len(items):
         return pa.nulls(n, pa.null()), 0
     attributes = ragged(items.field("attributes"))
@@ -187,16 +185,13 @@ def _children(
 def _children_extra(
     items: pa.StructArray, name: str, owner: np.ndarray, offsets: np.ndarray, extra: _Fragments
 ) -> None:
-    """What events and links say beyond the columns goes into `extra` as {"events".
-
-    {"<index>": {...}}}.
-    """
+    """Put what events and links say beyond the columns into `extra`: {"events": {"0": {...}}}."""
     found = _Fragments(extra.keep_content)
     every = np.arange(len(items))
-    _note(found, "droppedAttributesCount", items.field("droppedAttributesCount"), every)
+    _note(found, "droppedAttributesCount", optional(items, "droppedAttributesCount"), every)
     if name == "links":
-        _note(found, "flags", items.field("flags"), every)
-        _note(found, "traceState", items.field("traceState"), every)
+        _note(found, "flags", optional(items, "flags"), every)
+        _note(found, "traceState", optional(items, "traceState"), every)
     _unknown(found, items, every)
     extra.withheld += found.withheld
     for item, fields in found.rows.items():

@@ -1,7 +1,4 @@
-"""Prompt and answer text in attributes.
-
-Which keys hold it, and the {length, sha256} that stands in for it.
-"""
+"""Prompt and answer text in attributes: which keys hold it, and what stands in for it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""OTLP/JSON: JSON lines through pyarrow.json.
-
-Everything that it refuses through a walk over Python objects.
-"""
+"""OTLP/JSON: pyarrow.json for regular lines, a walk over Python objects for everything else."""
 
 from __future__ import annotations
 
@@ -37,6 +34,7 @@ class Spelling:
     integers: str = "text"
     kind: str = "number"
     code: str = "number"
+    fields: frozenset[str] = frozenset()  # of the rare ones, those that occur
 
 
 _SPELLINGS = {
@@ -50,7 +48,35 @@ _SPELLINGS = {
 def spelling_of(block: bytes) -> Spelling:
     """The spelling of the first span that shows it."""
     found = {name: pattern.search(block) for name, pattern in _SPELLINGS.items()}
-    return Spelling(**{name: "text" if m.group(1) else "number" for name, m in found.items() if m})
+    spelled = {name: "text" if m.group(1) else "number" for name, m in found.items() if m}
+    return Spelling(**spelled, fields=frozenset(f for f in _RARE if f'"{f}"'.encode() in block))
+
+
+# Each field of the schema costs time for every record, whether it is there or not: a third of the
+# parsing with all of these. A block that has one more of them is read again with it.
+_RARE = (
+    "arrayValue",
+    "bytesValue",
+    "boolValue",
+    "droppedAttributesCount",
+    "droppedEventsCount",
+    "droppedLinksCount",
+    "events",
+    "links",
+    "traceState",
+    "flags",
+    "schemaUrl",
+)
+
+
+def _lean(kind: pa.DataType, fields: frozenset[str]) -> pa.DataType:
+    """A type without the rare fields that do not occur."""
+    if pa.types.is_list(kind):
+        return pa.list_(_lean(kind.value_type, fields))
+    if pa.types.is_struct(kind):
+        kept = [f for f in kind if f.name in fields or f.name not in _RARE]
+        return pa.struct([(f.name, _lean(f.type, fields)) for f in kept])
+    return kind
 
 
 @lru_cache(maxsize=16)
@@ -59,8 +85,11 @@ def _schema(spelling: Spelling) -> pa.Schema:
     instant = text if spelling.instants == "text" else number
     integer = text if spelling.integers == "text" else number
     scalar = [
-        ("stringValue", text), ("boolValue", pa.bool_()), ("intValue", integer), ("doubleValue", pa.float64()),
-    ]  # fmt: skip
+        ("stringValue", text),
+        ("boolValue", pa.bool_()),
+        ("intValue", integer),
+        ("doubleValue", pa.float64()),
+    ]
     value = pa.struct(
         [
             *scalar,
@@ -84,20 +113,31 @@ def _schema(spelling: Spelling) -> pa.Schema:
     code = text if spelling.code == "text" else number
     span = pa.struct(
         [
-            ("traceId", text), ("spanId", text), ("traceState", text), ("parentSpanId", text), ("name", text),
-            ("kind", text if spelling.kind == "text" else number), ("startTimeUnixNano", instant),
-            ("endTimeUnixNano", instant), attributes, dropped, ("events", pa.list_(event)),
-            ("droppedEventsCount", number), ("links", pa.list_(link)), ("droppedLinksCount", number),
-            ("status", pa.struct([("message", text), ("code", code)])), ("flags", number),
+            ("traceId", text),
+            ("spanId", text),
+            ("traceState", text),
+            ("parentSpanId", text),
+            ("name", text),
+            ("kind", text if spelling.kind == "text" else number),
+            ("startTimeUnixNano", instant),
+            ("endTimeUnixNano", instant),
+            attributes,
+            dropped,
+            ("events", pa.list_(event)),
+            ("droppedEventsCount", number),
+            ("links", pa.list_(link)),
+            ("droppedLinksCount", number),
+            ("status", pa.struct([("message", text), ("code", code)])),
+            ("flags", number),
         ]
-    )  # fmt: skip
+    )
     scope = pa.struct([("name", text), ("version", text), attributes, dropped])
     scope_spans = pa.struct([("scope", scope), ("spans", pa.list_(span)), ("schemaUrl", text)])
     resource = pa.struct([attributes, dropped])
     resource_spans = pa.struct(
         [("resource", resource), ("scopeSpans", pa.list_(scope_spans)), ("schemaUrl", text)]
     )
-    return pa.schema([("resourceSpans", pa.list_(resource_spans))])
+    return pa.schema([("resourceSpans", pa.list_(_lean(resource_spans, spelling.fields)))])
 
 
 _BYTES = pa.string()
@@ -132,10 +172,13 @@ def resource_spans(
 
 _CANONICAL_VALUE = pa.struct(
     [
-        ("stringValue", pa.string()), ("boolValue", pa.bool_()), ("intValue", pa.int64()),
-        ("doubleValue", pa.float64()), ("otherJson", pa.string()),
+        ("stringValue", pa.string()),
+        ("boolValue", pa.bool_()),
+        ("intValue", pa.int64()),
+        ("doubleValue", pa.float64()),
+        ("otherJson", pa.string()),
     ]
-)  # fmt: skip
+)
 _ATTRIBUTES = (
     "attributes",
     pa.list_(pa.struct([("key", pa.string()), ("value", _CANONICAL_VALUE)])),
@@ -147,20 +190,36 @@ _EVENT = pa.struct(
 )
 _LINK = pa.struct(
     [
-        ("traceId", pa.string()), ("spanId", pa.string()), ("traceState", pa.string()), _ATTRIBUTES, _DROPPED,
-        ("flags", pa.int64()), _UNKNOWN,
+        ("traceId", pa.string()),
+        ("spanId", pa.string()),
+        ("traceState", pa.string()),
+        _ATTRIBUTES,
+        _DROPPED,
+        ("flags", pa.int64()),
+        _UNKNOWN,
     ]
-)  # fmt: skip
+)
 _SPAN = pa.struct(
     [
-        ("traceId", pa.string()), ("spanId", pa.string()), ("traceState", pa.string()),
-        ("parentSpanId", pa.string()), ("name", pa.string()), ("kind", pa.string()),
-        ("startTimeUnixNano", pa.int64()), ("endTimeUnixNano", pa.int64()), _ATTRIBUTES, _DROPPED,
-        ("events", pa.list_(_EVENT)), ("droppedEventsCount", pa.int64()), ("links", pa.list_(_LINK)),
+        ("traceId", pa.string()),
+        ("spanId", pa.string()),
+        ("traceState", pa.string()),
+        ("parentSpanId", pa.string()),
+        ("name", pa.string()),
+        ("kind", pa.string()),
+        ("startTimeUnixNano", pa.int64()),
+        ("endTimeUnixNano", pa.int64()),
+        _ATTRIBUTES,
+        _DROPPED,
+        ("events", pa.list_(_EVENT)),
+        ("droppedEventsCount", pa.int64()),
+        ("links", pa.list_(_LINK)),
         ("droppedLinksCount", pa.int64()),
-        ("status", pa.struct([("message", pa.string()), ("code", pa.string())])), ("flags", pa.int64()), _UNKNOWN,
+        ("status", pa.struct([("message", pa.string()), ("code", pa.string())])),
+        ("flags", pa.int64()),
+        _UNKNOWN,
     ]
-)  # fmt: skip
+)
 _SCOPE = pa.struct([("name", pa.string()), ("version", pa.string()), _ATTRIBUTES, _DROPPED])
 _CANONICAL = pa.struct(
     [
@@ -391,9 +450,11 @@ class Requests:
             request = camel(inner)
         found = False
         for key, target in (
-            ("resourceSpans", self.spans), ("batches", self.spans), ("resourceLogs", self.logs),
+            ("resourceSpans", self.spans),
+            ("batches", self.spans),
+            ("resourceLogs", self.logs),
             ("resourceMetrics", self.metrics),
-        ):  # fmt: skip
+        ):
             items = request.get(key)
             if key in request:
                 found = True
@@ -454,10 +515,25 @@ def _take_one_by_one(text: str, found: Requests) -> None:
 
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 _RECORD_LISTS = {
-    b"", b"spans", b"logRecords", b"log_records", b"metrics", b"scopeSpans", b"scope_spans", b"scopeLogs",
-    b"scope_logs", b"scopeMetrics", b"scope_metrics", b"resourceSpans", b"resource_spans", b"resourceLogs",
-    b"resource_logs", b"resourceMetrics", b"resource_metrics", b"batches",
-}  # fmt: skip
+    b"",
+    b"spans",
+    b"logRecords",
+    b"log_records",
+    b"metrics",
+    b"scopeSpans",
+    b"scope_spans",
+    b"scopeLogs",
+    b"scope_logs",
+    b"scopeMetrics",
+    b"scope_metrics",
+    b"resourceSpans",
+    b"resource_spans",
+    b"resourceLogs",
+    b"resource_logs",
+    b"resourceMetrics",
+    b"resource_metrics",
+    b"batches",
+}
 
 
 def salvaged(data: bytes) -> Any:
@@ -509,11 +585,7 @@ def line_blocks(first: bytes, stream: IO[bytes]) -> Iterator[tuple[bytes, bool]]
 
 
 def is_lines(start: bytes) -> bool:
-    """Whether a file that begins so is JSON lines (also one line alone) rather than one document over many lines.
-
-    Hether a file that begins so is JSON lines (also one line alone) rather than one document over
-    many lines.
-    """
+    """Whether a file that begins so is JSON lines (also one alone), not one long document."""
     text = start.lstrip()
     line, newline, rest = text.partition(b"\n")
     if line.startswith(b"["):

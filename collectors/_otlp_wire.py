@@ -1,7 +1,4 @@
-"""OTLP protobuf: framing, telling traces from logs and metrics, ptars and Google decoders.
-
-Salvage of cut messages.
-"""
+"""OTLP protobuf: framing, telling the signals apart, decoders, salvage of cut messages."""
 
 from __future__ import annotations
 
@@ -24,14 +21,38 @@ VARINT, FIXED64, LEN, FIXED32 = 0, 1, 2, 5
 # Field -> wire type of the records inside, from opentelemetry-proto 1.x.
 _FIELDS: dict[Signal, dict[int, int]] = {
     "traces": {
-        1: LEN, 2: LEN, 3: LEN, 4: LEN, 5: LEN, 6: VARINT, 7: FIXED64, 8: FIXED64, 9: LEN, 10: VARINT,
-        11: LEN, 12: VARINT, 13: LEN, 14: VARINT, 15: LEN, 16: FIXED32,
+        1: LEN,
+        2: LEN,
+        3: LEN,
+        4: LEN,
+        5: LEN,
+        6: VARINT,
+        7: FIXED64,
+        8: FIXED64,
+        9: LEN,
+        10: VARINT,
+        11: LEN,
+        12: VARINT,
+        13: LEN,
+        14: VARINT,
+        15: LEN,
+        16: FIXED32,
     },
     "logs": {
-        1: FIXED64, 2: VARINT, 3: LEN, 5: LEN, 6: LEN, 7: VARINT, 8: FIXED32, 9: LEN, 10: LEN, 11: FIXED64, 12: LEN,
+        1: FIXED64,
+        2: VARINT,
+        3: LEN,
+        5: LEN,
+        6: LEN,
+        7: VARINT,
+        8: FIXED32,
+        9: LEN,
+        10: LEN,
+        11: FIXED64,
+        12: LEN,
     },
     "metrics": {1: LEN, 2: LEN, 3: LEN, 5: LEN, 7: LEN, 9: LEN, 10: LEN, 11: LEN, 12: LEN},
-}  # fmt: skip
+}
 # Fields that only one of the three has with this wire type.
 _MARKS: dict[Signal, set[tuple[int, int]]] = {
     "traces": {(6, VARINT), (7, FIXED64), (8, FIXED64), (16, FIXED32), (15, LEN), (13, LEN)},
@@ -70,7 +91,7 @@ def fields(data: bytes, *, cut: bool = False) -> Iterator[tuple[int, int, bytes,
             tag, at = varint(data, at)
             number, wire = tag >> 3, tag & 7
             if number == 0:
-                raise WireError("field number 0")
+                raise WireError("field number 0")  # noqa: TRY301
             if wire == VARINT:
                 start = at
                 _, at = varint(data, at)
@@ -80,7 +101,7 @@ def fields(data: bytes, *, cut: bool = False) -> Iterator[tuple[int, int, bytes,
             if wire == LEN:
                 size, at = varint(data, at)
             elif not size:
-                raise WireError(f"wire type {wire}")
+                raise WireError(f"wire type {wire}")  # noqa: TRY301
         except WireError as error:
             if cut and str(error).startswith("cut"):
                 return
@@ -106,7 +127,7 @@ def probe(message: bytes, *, cut: bool = False) -> Signal | None:
             found = _probe_resource(outer, cut=cut and not whole)
             if found is not None:
                 return found
-    except WireError:
+    except ValueError:  # WireError, or text that is no UTF-8
         return None
     return None
 
@@ -145,7 +166,7 @@ def _probe_scope(message: bytes, *, cut: bool) -> Signal | None:
             vote = _probe_record(inner, cut=not whole)
             if vote is not None:
                 votes.append(vote)
-            if len(votes) >= 3 or vote is None and whole and inner:
+            if len(votes) >= 3 or (vote is None and whole and inner):
                 break
     return Counter(votes).most_common(1)[0][0] if votes else None
 
@@ -286,7 +307,7 @@ def salvaged(message: bytes) -> bytes | None:
     """A cut Export*Request without the record that was cut; None when nothing is left."""
     try:
         kept = _without_cut(message, depth=0)
-    except WireError:
+    except ValueError:
         return None
     return kept if kept and probe(kept) is not None else None
 
@@ -356,10 +377,16 @@ def _descriptor() -> Any:
         name="pdtrace_otlp.proto", package="pdtrace", syntax="proto3"
     )
     types = {
-        "string": kind.TYPE_STRING, "bytes": kind.TYPE_BYTES, "bool": kind.TYPE_BOOL, "int64": kind.TYPE_INT64,
-        "double": kind.TYPE_DOUBLE, "int32": kind.TYPE_INT32, "uint32": kind.TYPE_UINT32,
-        "fixed64": kind.TYPE_FIXED64, "fixed32": kind.TYPE_FIXED32,
-    }  # fmt: skip
+        "string": kind.TYPE_STRING,
+        "bytes": kind.TYPE_BYTES,
+        "bool": kind.TYPE_BOOL,
+        "int64": kind.TYPE_INT64,
+        "double": kind.TYPE_DOUBLE,
+        "int32": kind.TYPE_INT32,
+        "uint32": kind.TYPE_UINT32,
+        "fixed64": kind.TYPE_FIXED64,
+        "fixed32": kind.TYPE_FIXED32,
+    }
     for name, members in _MESSAGES.items():
         message = file.message_type.add(name=name)
         if name == "Value":
@@ -387,14 +414,16 @@ _MESSAGES = {
     "Pair": "string key 1, Value value 2",
     "Resource": "Pair* attributes 1, uint32 droppedAttributesCount 2",
     "Scope": "string name 1, string version 2, Pair* attributes 3, uint32 droppedAttributesCount 4",
-    "Event": "fixed64 timeUnixNano 1, string name 2, Pair* attributes 3, uint32 droppedAttributesCount 4",
+    "Event": "fixed64 timeUnixNano 1, string name 2, Pair* attributes 3, "
+    "uint32 droppedAttributesCount 4",
     "Link": "bytes traceId 1, bytes spanId 2, string traceState 3, Pair* attributes 4, "
     "uint32 droppedAttributesCount 5, fixed32 flags 6",
     "Status": "string message 2, int32 code 3",
-    "Span": "bytes traceId 1, bytes spanId 2, string traceState 3, bytes parentSpanId 4, string name 5, "
-    "int32 kind 6, fixed64 startTimeUnixNano 7, fixed64 endTimeUnixNano 8, Pair* attributes 9, "
-    "uint32 droppedAttributesCount 10, Event* events 11, uint32 droppedEventsCount 12, Link* links 13, "
-    "uint32 droppedLinksCount 14, Status status 15, fixed32 flags 16",
+    "Span": "bytes traceId 1, bytes spanId 2, string traceState 3, bytes parentSpanId 4, "
+    "string name 5, int32 kind 6, fixed64 startTimeUnixNano 7, fixed64 endTimeUnixNano 8, "
+    "Pair* attributes 9, "
+    "uint32 droppedAttributesCount 10, Event* events 11, uint32 droppedEventsCount 12, "
+    "Link* links 13, uint32 droppedLinksCount 14, Status status 15, fixed32 flags 16",
     "ScopeSpans": "Scope scope 1, Span* spans 2, string schemaUrl 3",
     "ResourceSpans": "Resource resource 1, ScopeSpans* scopeSpans 2, string schemaUrl 3",
     "Request": "ResourceSpans* resourceSpans 1",

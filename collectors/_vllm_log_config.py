@@ -1,8 +1,7 @@
 """What vLLM's start-up lines say of a server: version, arguments, connector, budget, KV cache.
 
 Arguments are printed as Python reprs (`non-default args: {...}`, `args: Namespace(...)`) whose
-values may
-be objects: they are read as syntax, never evaluated.
+values may be objects: they are read as syntax, never evaluated.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Periodic lines of vLLM as samples: engine stats, KV transfer and speculative decoding.
 
 Values that are the same quantity as a Prometheus metric of vLLM carry its name; the others are
-`log:<key>`.
-Items are read as `key: value` wherever they stand, since each release adds some.
+`log:<key>`. Items are read as `key: value` wherever they stand, since each release adds some.
 """
 
 from __future__ import annotations
@@ -160,8 +159,7 @@ def _interval(time_ns: int | None, key: str, usual_ns: int, run: Run) -> int:
     """Time that a rate is a mean over: since the last line, unless lines in between were not shown.
 
     Idle intervals are not logged, so a gap of more than the shortest one so far is no interval;
-    stamps of
-    whole seconds make it uncertain by one second.
+    stamps of whole seconds make it uncertain by one second.
     """
     before = run.last_stats_ns.get(key)
     if time_ns is None:

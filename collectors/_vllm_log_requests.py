@@ -2,8 +2,7 @@
 
 The front end logs the external id (`cmpl-x-0`), the engine an internal one: a child of n > 1 is
 `<index>_<id>`, since 0.14 with `-<8 hex>` behind. One leg per request, whatever lines it has; V1
-logs no
-normal end, so its outcome is often unknown. Prompts and answers are never looked at.
+logs no normal end, so its outcome is often unknown. Prompts and answers are never looked at.
 """
 
 from __future__ import annotations
@@ -274,6 +273,9 @@ def _named(frame: pl.DataFrame, path: str, runs: list[Run]) -> pl.DataFrame:
     )
 
 
+# a POST that was answered with an error: record, run, time, HTTP status
+Answer = tuple[int, int, int | None, int]
+
 LEG_COLUMNS = (
     "record",
     "leg",
@@ -301,14 +303,11 @@ LEG_COLUMNS = (
 )
 
 
-def pair_answers(
-    frame: pl.DataFrame, answers: list[tuple[int, int, int | None, int]]
-) -> tuple[dict[int, int], list[tuple[int, int, int | None, int]]]:
+def pair_answers(frame: pl.DataFrame, answers: list[Answer]) -> tuple[dict[int, int], list[Answer]]:
     """Which HTTP errors belong to requests that the log already told of.
 
     `answers` are (record, run, time, status) of failed POSTs. Returns record of a leg -> status,
-    and the
-    answers that belong to no leg: requests that were refused before they were logged.
+    and the answers that belong to no leg: requests that were refused before they were logged.
     """
     if not answers:
         return {}, []

@@ -1,8 +1,7 @@
 """Server runs in a vLLM log: one per start of a server in one stream, each a worker of its own.
 
 A run ends where a banner follows work, where the API server's pid changes or where the iteration
-count
-steps back. EngineCore and Worker processes belong to the run in which their lines stand.
+count steps back. EngineCore and Worker processes belong to the run in which their lines stand.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Iteration-detail lines of vLLM (--enable-logging-iteration-details, since 0.14) as engine steps.
 
-0.14 to 0.24: EngineCore writes them, the engine is in the process name; 0.32: the API server does,
-with
-`Engine 000:` in front. "context" requests are those without output so far, so each chunk of a long
-prompt.
+0.14 to 0.24: EngineCore writes them, the engine is in the process name; 0.32: the API server
+does, with `Engine 000:` in front. "context" requests are those without output so far, so each
+chunk of a long prompt.
 """
 
 from __future__ import annotations
@@ -70,9 +69,8 @@ def rows(parsed: pl.DataFrame) -> pl.DataFrame:
 def _pulled(requests: pl.Expr, tokens: pl.Expr) -> pl.Expr:
     """Requests that took over KV from elsewhere: one context token each, on a server that can pull.
 
-    A pulled prompt is complete but for its last token. With more tokens than requests at least one
-    of them
-    computed its prompt, how many did not is unknown.
+    A pulled prompt is complete but for its last token. With more tokens than requests at least
+    one of them computed its prompt, how many did not is unknown.
     """
     role = pl.col("transfer_role")
     return (

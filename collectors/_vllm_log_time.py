@@ -1,11 +1,9 @@
 """When a vLLM log line was written: its stamp has no year, no zone and whole seconds.
 
 The year comes from the carrier's stamp where there is one, else from a line of another library
-that prints
-the full date (NIXL), else from a date in the file name, else from the file's last change: the
-latest year
-that is not after it. It rolls over where the months jump. The zone is taken as UTC unless the
-carrier shows it.
+that prints the full date (NIXL), else from a date in the file name, else from the file's last
+change: the latest year that is not after it. It rolls over where the months jump. The zone is
+taken as UTC unless the carrier shows it.
 """
 
 from __future__ import annotations

@@ -128,8 +128,8 @@ def _add(out: Sink, table: str, rows: pl.DataFrame) -> None:
 def _on_frontends(found: Tree, out: Sink) -> Tree:
     """The tree with the frontend process behind each http-request and hop in column `worker`.
 
-    A resource names the service only; the process stands in dynamo.process.epoch (`<pid>:<uuid>`) of the
-    frontend's lifecycle spans and tells apart frontends that share a service name.
+    A resource names the service only; the process stands in dynamo.process.epoch (`<pid>:<uuid>`)
+    of the frontend's lifecycle spans and tells apart frontends that share a service name.
     """
     epochs = (
         found.others.filter(

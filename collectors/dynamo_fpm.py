@@ -1,5 +1,4 @@
-"""NVIDIA Dynamo's forward-pass metrics (DYN_FPM_TRACE=1): one record per engine step, no request
-ids.
+"""NVIDIA Dynamo's forward-pass metrics (DYN_FPM_TRACE=1): engine steps without request ids.
 
 Source: ai-dynamo/dynamo lib/llm/src/fpm_trace, 1.6.1 (mocker, vLLM, SGLang, TensorRT-LLM); files
 `<prefix>.<worker id>.NNNNNN.jsonl.gz`. Clock: wall, milliseconds, stamped at the end of the step;

@@ -1,5 +1,4 @@
-"""NVIDIA Dynamo's JSONL logs (DYN_LOGGING_JSONL=true): spans, router choices, requests, settings,
-alarms.
+"""NVIDIA Dynamo's JSONL logs (DYN_LOGGING_JSONL=true): spans, choices, requests, settings, alarms.
 
 Source: ai-dynamo/dynamo lib/runtime/src/logging.rs, 1.6.1. One JSON object a line (time in RFC
 3339 with microseconds, level, target, message, the event's and its span's fields); lines of other

@@ -1,5 +1,4 @@
-"""NVIDIA Dynamo's request trace files (DYN_REQUEST_TRACE=1): one record per request as the frontend
-timed it.
+"""NVIDIA Dynamo's request trace files (DYN_REQUEST_TRACE=1): one record per request.
 
 Source: ai-dynamo/dynamo lib/llm/src/request_trace, 1.6.1; files `<prefix>.jsonl` or rotated
 `<prefix>.NNNNNN.jsonl.gz`. Clock: wall, milliseconds; durations inside a record are finer. A

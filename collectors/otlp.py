@@ -1,12 +1,8 @@
 """OpenTelemetry: OTLP traces, logs and metrics in JSON or protobuf.
 
-As the Collector's file exporter and others write them.
-
-Source: open-telemetry/opentelemetry-proto 1.x (trace, logs, metrics, common) and its OTLP/JSON
-mapping;
-open-telemetry/opentelemetry-collector-contrib exporter/fileexporter for the framings. Clock: wall,
-nanoseconds.
-This room only reads; what spans mean is said by the collectors of the systems that wrote them.
+Source: open-telemetry/opentelemetry-proto 1.x and its OTLP/JSON mapping; the framings are those of
+open-telemetry/opentelemetry-collector-contrib exporter/fileexporter. Clock: wall, nanoseconds.
+This room only reads; the collectors of the systems that wrote the spans say what they mean.
 """
 
 from __future__ import annotations
@@ -48,10 +44,7 @@ _UNITS = {"traces": "span", "logs": "log record", "metrics": "data point"}
 
 
 def sniff(head: Head) -> Match | None:
-    """Recognise export requests by their outermost key (JSON) or by their inner structure (protobuf).
-
-    Ecognise export requests by their outermost key (JSON) or by their inner structure (protobuf).
-    """
+    """Recognise export requests: JSON by its outermost key, protobuf by its inner structure."""
     data = head.data
     if data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
         found = _JSON_START.search(head.text())
@@ -91,10 +84,7 @@ class _Decoded:
 
 
 class _Reading:
-    """Puts decoded blocks into the sink in the order of the file and keeps the running record number.
-
-    Uts decoded blocks into the sink in the order of the file and keeps the running record number.
-    """
+    """Puts decoded blocks into the sink in the order of the file, and numbers the records."""
 
     def __init__(self, source: Source, out: Sink) -> None:
         self._out = out

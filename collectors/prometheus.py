@@ -2,8 +2,8 @@
 
 A file may hold one scrape or many, one after the other, with or without a stamp in front of each
 (`# scrape_ts <epoch s>`, an HTTP Date header, a line that is a date); samples of a scrape without
-a stamp have no time.
-Source of the names: vLLM, NIXL's exporter, Dynamo frontends and workers, SGLang, anything.
+a stamp have no time. Source of the names: vLLM, NIXL's exporter, Dynamo frontends and workers,
+SGLang, anything.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """vLLM server logs of all eras: steps, periodic samples, requests, alarms, configuration.
 
 Source: vllm-project/vllm 0.6 to 0.32, text (`INFO 10-16 17:11:24 metrics.py:351] ...`, with or
-without
-`(APIServer pid=N) ` in front) and JSON (objects with message and asctime or timestamp). Clock:
-wall, local
-time of day without year, zone and fractions; carriers (docker, Kubernetes, journald) may stamp
-finer.
+without `(APIServer pid=N) ` in front) and JSON (objects with message and asctime or timestamp).
+Clock: wall, local time of day without year, zone and fractions; carriers (docker, Kubernetes,
+journald) may stamp finer.
 """
 
 from __future__ import annotations
@@ -67,10 +65,7 @@ class _Reader:
         self.carried = False  # some lines have a carrier's stamp
         self.last_ns: dict[str, int] = {}  # stream -> its last stamp
         self.requests: list[pl.DataFrame] = []
-        self.answers: list[
-            tuple[int, int, int | None, int]
-        ] = []  # failed POSTs: record, run, time, status
-        self.answer_paths: dict[int, str] = {}
+        self.answers: list[requests.Answer] = []
         self.last_alarm: tuple[int, str, str] | None = None
         self.last_alarm_ns: int | None = None
         self.preempted: dict[int, int] = {}  # run -> V0's counter
@@ -236,10 +231,11 @@ class _Reader:
         return time_ns is None or before is None or time_ns - before <= REPEAT_NS
 
     def _access(self, frame: pl.DataFrame) -> None:
-        lines = frame.with_columns(between()).filter(pl.col("kind") == "access")
+        before = dict(self.last_ns)
         for stream, last in frame.group_by("stream").agg(pl.col("time_ns").max()).iter_rows():
             if last is not None:
                 self.last_ns[stream] = last
+        lines = frame.with_columns(between()).filter(pl.col("kind") == "access")
         if not lines.height:
             return
         groups = lines["text"].str.extract_groups(ACCESS_LINE).struct.unnest()
@@ -252,7 +248,7 @@ class _Reader:
         found = []
         for record, index, stream, after, gap, method, path, status in errors.iter_rows():
             path = path.partition("?")[0]
-            time_ns = after if after is not None else self.last_ns.get(stream)
+            time_ns = after if after is not None else before.get(stream)
             run = self.runs.all[index]
             found.append(
                 {

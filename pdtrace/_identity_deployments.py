@@ -21,7 +21,7 @@ _HOUR_NS = 3600 * 10**9
 
 @dataclass(frozen=True)
 class Community:
-    """What belongs to one deployment, as far as requests and names tell: a label per leg and per worker."""
+    """What belongs to one deployment as far as requests and names tell, by label."""
 
     legs: Ints  # label of every leg
     workers: dict[str, int]  # label of every strong worker
@@ -30,25 +30,24 @@ class Community:
 def communities(legs: pl.DataFrame, label: Ints, links: list[tuple[str, str]]) -> Community:
     """Connect requests through the workers that saw them, and workers through `links`.
 
-    Clients connect nothing: one load generator may drive two deployments. Names that several processes
-    may bear (a bare service.name) count as one process only inside one source, without long pauses.
+    Clients connect nothing: one load generator may drive two deployments. Names that several
+    processes may bear (a bare service.name) count as one process only inside one source, without
+    long pauses.
     """
     group = np.where(label >= 0, label, np.arange(legs.height))
     frame = legs.select(
         "worker", "source", "lo", "hi", "obs", "leg", "row_index", weak().alias("weak")
     ).with_columns(pl.Series("group", group))
     serving = frame.filter(pl.col("obs") > CLIENT)
-    strong = serving.filter(~pl.col("weak")).select("group", name="worker").unique()
-    names = sorted({*strong["name"].unique(), *(w for link in links for w in link)})
+    strong = serving.filter(~pl.col("weak"))
+    names = sorted({*strong["worker"].unique(), *(w for link in links for w in link)})
     number = {name: legs.height + n for n, name in enumerate(names)}
-    numbers = pl.DataFrame(
-        {"name": names, "node": list(number.values())}, schema={"name": pl.String, "node": pl.Int64}
-    )
-    edges = [strong.join(numbers, on="name").select("group", "node")]
+    node = pl.col("worker").replace_strict(number, return_dtype=pl.Int64) if number else pl.lit(0)
+    edges = [strong.select("group", node=node)]
     base = legs.height + len(names)
     segments = _segments(serving.filter(pl.col("weak") & pl.col("worker").is_not_null()))
     edges.append(segments.select("group", node=pl.col("segment") + base))
-    total = base + int(segments["segment"].max() or 0) + 1 if segments.height else base  # type: ignore[arg-type]
+    total = base + segments["segment"].n_unique()
     a = np.concatenate(
         [e["group"].to_numpy() for e in edges] + [np.array([number[x] for x, _ in links], np.int64)]
     )
@@ -75,7 +74,7 @@ def _segments(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _files(frame: pl.DataFrame, mine: Ints, joined: Ints) -> Ints:
-    """Requests that no serving component saw: with the rest of their file, else one set per file."""
+    """Requests that no serving component saw: with the rest of their file, else one per file."""
     rows = frame.with_columns(pl.Series("mine", mine), pl.Series("n", np.arange(frame.height)))
     served = rows.filter((pl.col("obs") > CLIENT) & pl.col("worker").is_not_null())["mine"].unique()
     lost = ~rows["mine"].is_in(served.implode())
@@ -105,11 +104,13 @@ def links(store: Store) -> list[tuple[str, str]]:
     found = store.connection.sql(
         f"""WITH engine AS (
               SELECT worker, value FROM worker_aliases WHERE kind = 'engine_id'
-              UNION SELECT worker, value FROM facts WHERE key = 'kv_engine_id' AND worker IS NOT NULL
+              UNION SELECT worker, value FROM facts
+              WHERE key = 'kv_engine_id' AND worker IS NOT NULL
             ), pairs AS (
               SELECT f.worker AS a, e.worker AS b FROM facts f JOIN engine e USING (value)
               WHERE f.key IN ('kv_engine_id', 'remote_engine_id') AND f.worker IS NOT NULL
-              UNION SELECT router, worker FROM decisions WHERE router IS NOT NULL AND worker IS NOT NULL
+              UNION SELECT router, worker FROM decisions
+              WHERE router IS NOT NULL AND worker IS NOT NULL
               UNION SELECT source_worker, destination_worker FROM transfers
               WHERE source_worker IS NOT NULL AND destination_worker IS NOT NULL
             )
@@ -180,12 +181,16 @@ def gather(
             basis=[
                 "requests" if len(names) > 1 or part.height > 1 else "worker" if names else "file"
             ],
-            window=(low, high) if low is not None and high is not None else None,  # type: ignore[arg-type]
+            window=_window(low, high),
             services={
                 plain(w).partition(":")[2] for w in part["worker"] if w and w.startswith("service:")
             },
         )
     return found
+
+
+def _window(low: object, high: object) -> tuple[int, int] | None:
+    return (low, high) if isinstance(low, int) and isinstance(high, int) else None
 
 
 @dataclass(frozen=True)
@@ -213,8 +218,10 @@ def silent_workers(store: Store, placed: set[str]) -> list[Silent]:
     )
     rows = store.connection.sql(
         f"""SELECT w.worker, list(DISTINCT p.source) FILTER (p.source IS NOT NULL),
-                   min(coalesce(p.low, w.start_ns)), max(coalesce(p.high, w.end_ns)), coalesce(bool_or(p.telling), false)
-            FROM (SELECT worker, min(start_ns) AS start_ns, max(end_ns) AS end_ns FROM workers GROUP BY 1) w
+                   min(coalesce(p.low, w.start_ns)), max(coalesce(p.high, w.end_ns)),
+                   coalesce(bool_or(p.telling), false)
+            FROM (SELECT worker, min(start_ns) AS start_ns, max(end_ns) AS end_ns
+                  FROM workers GROUP BY 1) w
             LEFT JOIN ({parts}) p USING (worker) GROUP BY w.worker ORDER BY 1"""
     ).fetchall()
     return [
@@ -229,7 +236,7 @@ def by_folder(
 ) -> dict[str, int]:
     """The deployment of each silent worker by the folder of its sources, where there is just one.
 
-    Adds a deployment to `deployments` for each folder that tells of workers and is near no requests.
+    Adds a deployment for each folder that tells of workers and is near no requests.
     """
     found: dict[str, int] = {}
     lost: dict[str, list[Silent]] = defaultdict(list)
@@ -290,21 +297,26 @@ def _in_time(a: tuple[int, int] | None, b: tuple[int, int] | None) -> bool:
 
 
 def names(deployments: dict[int, Deployment]) -> dict[int, str]:
-    """A name for people: the folder that most of its requests came from, else its services; unique."""
-    plain_names = {}
-    for root, d in deployments.items():
-        best = min(d.folders, key=lambda f: (-d.folders[f], f)) if d.folders else ""
-        name = PurePosixPath(best).name
-        plain_names[root] = name or ", ".join(sorted(d.services)) or "deployment"
+    """A name for people, unique: the folder that most requests came from, else the services."""
+    order = sorted(deployments, key=lambda r: (deployments[r].window or (0, 0), deployments[r].key))
+    short = {root: _name(deployments[root], 1) for root in order}
+    longer = {root: _name(deployments[root], 2) for root in order}
+    counts = Counter(short.values())
+    chosen = {root: short[root] if counts[short[root]] == 1 else longer[root] for root in order}
     taken: Counter[str] = Counter()
     unique = {}
-    for root in sorted(
-        deployments, key=lambda r: ((deployments[r].window or (0, 0)), deployments[r].key)
-    ):
-        name = plain_names[root]
-        taken[name] += 1
-        unique[root] = name if taken[name] == 1 else f"{name} #{taken[name]}"
+    for root in order:
+        taken[chosen[root]] += 1
+        place = taken[chosen[root]]
+        unique[root] = chosen[root] if place == 1 else f"{chosen[root]} #{place}"
     return unique
+
+
+def _name(d: Deployment, parts: int) -> str:
+    """The last parts of the folder that most legs came from; the services where there is none."""
+    best = min(d.folders, key=lambda f: (-d.folders[f], f)) if d.folders else ""
+    folders = [part for part in PurePosixPath(best).parts if part not in {"/", "."}]
+    return "/".join(folders[-parts:]) or ", ".join(sorted(d.services)) or "deployment"
 
 
 def split_weak(legs: pl.DataFrame, ids: pl.Series, weak_legs: pl.Series) -> pl.DataFrame:

@@ -1,6 +1,7 @@
-"""Evidence that two legs belong together: parents through spans, shared ids in time, named references.
+"""Evidence that two legs belong together: parents through spans, shared ids, named references.
 
-Legs come as _identity_legs.described() gives them; edges are frames (a, b, rule, key) over their numbers.
+Legs come as _identity_legs.described() gives them; edges are frames (a, b, rule, key) over their
+numbers.
 """
 
 from __future__ import annotations
@@ -30,14 +31,13 @@ def no_edges() -> pl.DataFrame:
 def parents(legs: pl.DataFrame, spans: Spans) -> Ints:
     """Number of the nearest ancestor leg of every leg, -1 where there is none.
 
-    `spans(traces)` gives trace_id, span_id, parent_span_id of the spans of these traces; spans that are
-    no legs are climbed over.
+    `spans(traces)` gives trace_id, span_id, parent_span_id of the spans of these traces; spans
+    that are no legs are climbed over.
     """
     parent = np.full(legs.height, -1, dtype=np.int64)
-    several = legs.filter(pl.col("trace_id").is_not_null())
-    if several.height == 0 or several["trace_id"].n_unique() == several.height:
+    several = legs.filter("traced")
+    if several.height == 0:
         return parent
-    several = several.filter(pl.len().over("trace_id") > 1)
     targets = several.filter(pl.col("span_id").is_not_null()).select(
         "trace_id", pl.col("span_id").alias("up"), t="n", t_lo="lo", t_hi="hi", t_leg="leg"
     )
@@ -84,11 +84,10 @@ def _nearest(pairs: pl.DataFrame) -> pl.DataFrame:
 
 def same_span(legs: pl.DataFrame) -> pl.DataFrame:
     """Legs that two sources made of one and the same span."""
-    spans = legs.filter(pl.col("span_id").is_not_null() & pl.col("lo").is_not_null())
-    if (
-        spans.height == 0
-        or not spans.select(pl.struct("trace_id", "span_id").is_duplicated().any()).item()
-    ):
+    spans = legs.filter(
+        pl.col("traced") & pl.col("span_id").is_not_null() & pl.col("lo").is_not_null()
+    )
+    if spans.height == 0:
         return no_edges()
     twins = spans.filter(pl.len().over("trace_id", "span_id") > 1).sort(
         "trace_id", "span_id", "lo", "leg"
@@ -137,20 +136,24 @@ def references(legs: pl.DataFrame) -> pl.DataFrame:
 
 
 def id_keys(legs: pl.DataFrame) -> pl.DataFrame:
-    """(n, kind, key) of the values that more than one leg with instants shares; hops are left to their trees."""
+    """(n, kind, key) of values that several legs with instants share; hops are left to trees."""
     able = legs.filter(~pl.col("container") & pl.col("lo").is_not_null())
     parts = []
-    for column, kind in (
-        ("external_id", "id"),
-        ("request_id", "id"),
-        ("bootstrap_room", "bootstrap_room"),
-        ("transfer_id", "transfer_id"),
+    for column, kind, seed in (
+        ("external_id", "id", 0),
+        ("request_id", "id", 0),
+        ("bootstrap_room", "bootstrap_room", 1),
+        ("transfer_id", "transfer_id", 2),
     ):
         have = pl.col(column).is_not_null()
         if column == "request_id":
             have = have & pl.col("request_id").ne_missing(pl.col("external_id"))
-        parts.append(able.filter(have).select("n", kind=pl.lit(kind), key=column))
-    keys = pl.concat(parts).with_columns(pl.struct("kind", "key").hash().alias("k"))
+        if able[column].null_count() < able.height:
+            hashed = pl.col(column).hash(seed)
+            parts.append(able.filter(have).select("n", kind=pl.lit(kind), key=column, k=hashed))
+    if not parts:
+        return pl.DataFrame(schema={"n": pl.Int64, "kind": pl.String, "key": pl.String})
+    keys = pl.concat(parts)
     keys = keys.filter(pl.col("k").is_duplicated())
     return keys.filter(pl.len().over("k").is_between(2, LARGEST_KEY))
 
@@ -158,8 +161,8 @@ def id_keys(legs: pl.DataFrame) -> pl.DataFrame:
 def shared_ids(legs: pl.DataFrame, keys: pl.DataFrame, community: Ints) -> pl.DataFrame:
     """Edges between legs that share an id, near in time, and complement each other.
 
-    Where one id is borne by several legs of the same kind at the same time (two deployments under the
-    same seeded load, an id used for a whole session), `community` (a label per leg of what is known to
+    Where several legs of one kind bear an id at the same time (two deployments under the same
+    seeded load, an id used for a whole session), `community` (a label per leg of what is known to
     belong together) and containment decide; what stays ambiguous is not joined.
     """
     if keys.height == 0:
@@ -183,13 +186,13 @@ def shared_ids(legs: pl.DataFrame, keys: pl.DataFrame, community: Ints) -> pl.Da
 def _atoms(
     legs: pl.DataFrame, keys: pl.DataFrame, community: Ints
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """One atom per (id, component, sighting): span, log line and streams of it together; and its legs."""
+    """One atom per (id, component, sighting), with span, log line and streams; and its legs."""
     labels = pl.DataFrame({"n": np.arange(legs.height), "community": community})
     seen = (
         keys.join(
             legs.select(
-                "n", "leg", "source", "worker", "obs", "stream", "attempt", "lo", "hi", "res", "plike",
-                "failed", loose().alias("weak"), "role",
+                "n", "leg", "source", "worker", "obs", "stream", "attempt", "lo", "hi", "res",
+                "plike", "failed", loose().alias("weak"), "role",
             ),
             on="n",
         )
@@ -223,7 +226,7 @@ def _atoms(
 
 
 def _cluster(atoms: pl.DataFrame, gap_ns: int) -> pl.DataFrame:
-    """Atoms of one id, cut where nothing happened for longer than the gap; only clusters of several."""
+    """Atoms of one id, cut where nothing happened for longer than the gap; several at least."""
     ordered = atoms.sort("k", "lo", "atom").with_columns(
         pl.col("hi").cum_max().shift().over("k").alias("until")
     )
@@ -232,7 +235,7 @@ def _cluster(atoms: pl.DataFrame, gap_ns: int) -> pl.DataFrame:
 
 
 def _sound(clusters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Clusters where each kind of component occurs once, or repeats for a known reason; and the others."""
+    """Clusters where each kind of component occurs once or repeats with reason; and the others."""
     same = ("cluster", "kind_of")
     count = pl.len().over(same)
     reason = (
@@ -270,7 +273,7 @@ def _rule() -> pl.Expr:
 
 
 def _contained(clusters: pl.DataFrame, members: pl.DataFrame) -> pl.DataFrame:
-    """In ambiguous clusters: an inner leg joins the only outer leg that contains it, when that is mutual."""
+    """In ambiguous clusters an inner leg joins the only outer leg that contains it, if mutual."""
     if clusters.height == 0:
         return no_edges()
     rows = clusters.select("cluster", "atom", "kind", "key", "obs", "kind_of", "lo", "hi", "res")

@@ -1,4 +1,4 @@
-"""Joins files of requests that have no instants on a shared clock: bench rows by index, tables by id."""
+"""Joins files of requests without instants on a shared clock: bench rows by index, tables by id."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ def server_side(legs: pl.DataFrame, label: Ints, community: Ints) -> pl.DataFram
 def bench_rows(legs: pl.DataFrame, servers: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
     """prefix_index: rows of a bench file by their index under an id prefix found in the data.
 
-    `windows` (worker, window_start_ns, window_end_ns) says when a file's run took place. Lengths must agree
-    and the window must fit: the same seed and prefix in another run has the same lengths.
+    `windows` (worker, window_start_ns, window_end_ns) says when a file's run was. Lengths
+    must agree and the window must fit: another run with the same seed and prefix has the same
+    lengths.
     """
     rows = legs.filter(
         pl.col("row_index").is_not_null() & pl.col("lo").is_null() & (pl.col("obs") == CLIENT)
@@ -130,12 +131,12 @@ def _best(pairs: pl.DataFrame, zone: int = 0) -> pl.DataFrame:
     return (
         runs.join(fitting.select(family), on=family)
         .select(a="row", b="n", rule=pl.lit("prefix_index"), key=pl.col("id") + note)
-        .cast(EDGE)  # type: ignore[arg-type]
+        .cast(pl.Schema(EDGE))
     )
 
 
 def _one_run(pairs: pl.DataFrame, family: list[str]) -> pl.DataFrame:
-    """Where ids repeat (the same bench run twice), the run whose clock offset most rows agree on."""
+    """Where ids repeat (a bench run twice), the run whose clock offset most rows agree on."""
     repeated = pl.len().over([*family, "row_index"]) > 1
     if not pairs.select(repeated.any()).item():
         return pairs
@@ -152,7 +153,7 @@ def _one_run(pairs: pl.DataFrame, family: list[str]) -> pl.DataFrame:
 
 
 def rows_by_id(legs: pl.DataFrame, servers: pl.DataFrame) -> pl.DataFrame:
-    """http_request_id: rows without instants whose id one deployment knows; ambiguous files join nothing."""
+    """http_request_id: rows without instants whose id one deployment knows; else nothing."""
     rows = legs.filter(
         pl.col("lo").is_null() & pl.col("row_index").is_null() & ~pl.col("container")
     ).select(
@@ -181,5 +182,5 @@ def rows_by_id(legs: pl.DataFrame, servers: pl.DataFrame) -> pl.DataFrame:
     return (
         pairs.join(best.select("source", "community"), on=["source", "community"])
         .select(a="row", b="n", rule=pl.lit("http_request_id"), key="id")
-        .cast(EDGE)  # type: ignore[arg-type]
+        .cast(pl.Schema(EDGE))
     )

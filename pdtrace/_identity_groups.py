@@ -1,7 +1,7 @@
 """Which legs are one request: call trees are cut where one call holds several, then ids join trees.
 
-Prefill and decode legs, attempts and streams below one router or server leg are one request. Different
-ids below it are several: prompts of one batched call, or the calls of an agent.
+Prefill and decode legs, attempts and streams below one router or server leg are one request.
+Different ids below it are several: prompts of one batched call, or the calls of an agent.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from pdtrace._graph import Ints, climb, components
 from pdtrace._identity_edges import EDGE, STREAM_NS, no_edges
 from pdtrace._identity_legs import CLIENT, ENGINE
 
+Flags = npt.NDArray[np.bool_]
 _SECOND = 10**9
 
 
@@ -51,7 +53,7 @@ def group(legs: pl.DataFrame, parent: Ints, ids: pl.DataFrame) -> Groups:
 
 
 def _by_tree(ids: pl.DataFrame, tree: Ints, outer: Ints) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Edges inside one call tree, whose shape decides, and edges between trees or legs without one."""
+    """Edges inside one call tree, whose shape decides, and edges between trees."""
     if ids.height == 0:
         return ids, ids
     a, b = ids["a"].to_numpy(), ids["b"].to_numpy()
@@ -78,7 +80,7 @@ def _chains(legs: pl.DataFrame, parent: Ints, outer: Ints) -> list[pl.DataFrame]
         pl.when(router & ~via_hop).then(pl.lit("router_parent")).otherwise(pl.lit("direct_parent"))
     )
     joins.append(_edges(outer[only], only, rule, legs["parent_span_id"].gather(only)))
-    # A hop goes with the first leg it carries; one that carries none goes with the leg that sent it.
+    # A hop goes with the first leg it carries, else with the leg that sent it.
     carried = np.flatnonzero((parent >= 0) & container[np.maximum(parent, 0)])
     first = (
         pl.DataFrame({"hop": parent[carried], "child": carried})
@@ -102,8 +104,9 @@ def _children(legs: pl.DataFrame, parent: Ints, outer: Ints) -> pl.DataFrame:
     """Legs that have siblings under the same outer leg, one family per outer leg."""
     hop_attempt = legs["attempt"].gather(np.maximum(parent, 0))
     frame = legs.select(
-        "n", "leg", "obs", "worker", "lo", "hi", "plike", "failed", "role", "stream", "prompt_tokens",
-        "container", "parent_span_id", own=pl.coalesce("external_id", "request_id"),
+        "n", "leg", "obs", "worker", "lo", "hi", "plike", "failed", "role", "stream",
+        "prompt_tokens", "container", "parent_span_id",
+        own=pl.coalesce("external_id", "request_id"),
         attempt=pl.coalesce(pl.col("attempt"), hop_attempt),
     ).with_columns(
         pl.Series("family", outer), pl.Series("hop", np.where(parent == outer, -1, parent))
@@ -148,8 +151,10 @@ def _families(
     leading = called.unique("a", keep="first", maintain_order=True)
     others = called.join(leading, on=["a", "b"], how="anti")
     agents = kinds.filter(~pl.col("one_call"))["family"].to_numpy()
-    joined = pl.concat([leading.cast(EDGE), within.cast(EDGE)])  # type: ignore[arg-type]
-    return joined, others.with_columns(pl.lit("same_call").alias("rule")).cast(EDGE), agents
+    kinds_of = pl.Schema(EDGE)
+    joined = pl.concat([leading.cast(kinds_of), within.cast(kinds_of)])
+    notes = others.with_columns(pl.lit("same_call").alias("rule")).cast(kinds_of)
+    return joined, notes, agents
 
 
 def _inner_rule() -> pl.Expr:
@@ -175,7 +180,7 @@ def _overlapping() -> pl.Expr:
 
 
 def _by_own_id(children: pl.DataFrame, inside: pl.DataFrame) -> pl.DataFrame:
-    """Column `group`: legs of a family with one id; repeats of the same work under one id stay apart."""
+    """Column `group`: legs of a family with one id; repeats of the same work stay apart."""
     work = ("family", "own", "obs", "plike")
     near = pl.col("lo") - pl.col("lo").shift().over(work)
     again = ~(
@@ -237,7 +242,7 @@ def _summary(grouped: pl.DataFrame) -> pl.DataFrame:
 
 
 def _attempts(grouped: pl.DataFrame) -> pl.DataFrame:
-    """Failed groups join the one that followed; counted attempts (retry, migration) join the first."""
+    """Failed groups join the one that followed; counted attempts join the first."""
     groups = _summary(grouped)
     if groups.height == 0:
         return grouped
@@ -265,7 +270,7 @@ def _attempts(grouped: pl.DataFrame) -> pl.DataFrame:
 
 
 def _pairs(grouped: pl.DataFrame) -> pl.DataFrame:
-    """The only prefill without decode and the only decode without prefill of a family are a pair."""
+    """The only lone prefill and the only lone decode of a family are a pair."""
     groups = _summary(grouped)
     if groups.height == 0:
         return grouped
@@ -301,7 +306,7 @@ def _helpers(grouped: pl.DataFrame) -> pl.DataFrame:
     return _relabel(grouped, moves)
 
 
-def _callers(outer: Ints, container: np.ndarray, agents: Ints) -> np.ndarray:  # type: ignore[type-arg]
+def _callers(outer: Ints, container: Flags, agents: Ints) -> Flags:
     """Legs that made several separate calls (agents), and legs above that only led to such."""
     callers = np.zeros(outer.size, dtype=np.bool_)
     callers[agents] = True

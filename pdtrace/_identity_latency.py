@@ -1,4 +1,4 @@
-"""Requests and what each observer saw of them: windows, latencies, tokens, roles, outcome, headline.
+"""Requests and what each observer saw of them: windows, latencies, tokens, roles, headline.
 
 One frame per observer with one row per request; the request takes each value from the outermost
 observer that has it. Latencies are never mixed from two observers.
@@ -29,19 +29,19 @@ DEFINITIONS = {
     "engine": "engine: request arrived -> first token made",
 }
 _COLUMNS = (
-    "rowid AS row, leg, source, worker, deployment, request, observer, role, role_basis, trace_id, external_id,"
-    " session, turn, attempt, stream, clock, start_ns, first_token_ns, last_token_ns, end_ns, resolution_ns,"
-    " ttft_ms, e2e_ms, tpot_ms, ttft_definition, first_token_delivered, model, prompt_tokens, cached_tokens,"
-    " output_tokens, max_tokens, status, error, note"
+    "rowid AS row, leg, source, worker, deployment, request, observer, role, role_basis, trace_id,"
+    " external_id, session, turn, attempt, stream, clock, start_ns, first_token_ns, last_token_ns,"
+    " end_ns, resolution_ns, ttft_ms, e2e_ms, tpot_ms, ttft_definition, first_token_delivered,"
+    " model, prompt_tokens, cached_tokens, output_tokens, max_tokens, status, error, note"
 )
 _FIRST_KNOWN = (
-    "deployment", "external_id", "trace_id", "session", "turn", "model", "prompt_tokens", "cached_tokens",
-    "output_tokens", "note",
+    "deployment", "external_id", "trace_id", "session", "turn", "model", "prompt_tokens",
+    "cached_tokens", "output_tokens", "note",
 )  # fmt: skip
 
 
 def build(store: Store) -> None:
-    """Fill requests and observations; roles of legs and workers; mode and headline of deployments."""
+    """Fill requests, observations, roles of legs and workers, mode and headline of deployments."""
     legs = store.sql(
         f"SELECT {_COLUMNS} FROM legs WHERE request IS NOT NULL AND container IS NOT TRUE"
     )
@@ -56,7 +56,7 @@ def build(store: Store) -> None:
     headlines = headline(observations, requests)
     requests = with_headline(requests, observations, headlines)
     store.replace("requests", requests.select(_REQUEST_COLUMNS))
-    store.replace("observations", observations)
+    store.replace("observations", observations.drop("r"))
     _write_roles(store, inferred, legs, requests)
     _write_modes(store, requests, headlines)
 
@@ -65,8 +65,8 @@ _REQUEST_COLUMNS = [
     "request", "deployment", "start_ns", "end_ns", "first_token_ns", "window_observer",
     "first_token_observer", "resolution_ns", "ttft_ms", "e2e_ms", "tpot_ms", "prefill_worker",
     "decode_worker", "mode", "model", "prompt_tokens", "cached_tokens", "output_tokens", "streams",
-    "attempts", "first_token_origin", "outcome", "error", "session", "turn", "external_id", "trace_id",
-    "note",
+    "attempts", "first_token_origin", "outcome", "error", "session", "turn", "external_id",
+    "trace_id", "note",
 ]  # fmt: skip
 
 
@@ -75,6 +75,7 @@ def _observation_rows(seen: pl.DataFrame, observer: str) -> pl.DataFrame:
         pl.col("first").is_not_null() | pl.col("finish").is_not_null()
     )
     return seen.select(
+        "r",
         "request",
         "deployment",
         pl.lit(observer).alias("observer"),
@@ -96,8 +97,9 @@ def gathered(legs: pl.DataFrame, observers: dict[str, pl.DataFrame]) -> pl.DataF
     if not names:
         names = ["engine"]
     take = [
-        "r", "request", *_FIRST_KNOWN, "begin", "finish", "first", "resolution_ns", "streams", "outcome", "error",
-        "prefill_worker", "decode_worker", "first_token_origin", "ran_on", "ran",
+        "r", "request", *_FIRST_KNOWN, "begin", "finish", "first", "resolution_ns",
+        "streams", "outcome", "error", "prefill_worker", "decode_worker", "first_token_origin",
+        "ran_on", "ran",
     ]  # fmt: skip
     parts = {name: observers[name].select(take) for name in names}
     keys = (
@@ -250,7 +252,7 @@ def _attempts(store: Store, requests: pl.DataFrame, legs: pl.DataFrame) -> pl.Da
 
 
 def with_mode(requests: pl.DataFrame) -> pl.DataFrame:
-    """Mode per request; a single engine leg is aggregated unless its worker mostly does one half."""
+    """Mode per request; a lone engine leg is aggregated unless its worker mostly does one half."""
     pairs = pl.col("prefill_worker").is_not_null() & pl.col("decode_worker").is_not_null()
     whole = pl.col("ran") & ~pl.col("ran_on").is_in(_halves(requests, pairs)).fill_null(value=False)
     half = pl.col("prefill_worker").is_not_null() | pl.col("decode_worker").is_not_null()
@@ -283,20 +285,20 @@ def _halves(requests: pl.DataFrame, pairs: pl.Expr) -> list[str]:
 
 
 def headline(observations: pl.DataFrame, requests: pl.DataFrame) -> pl.DataFrame:
-    """Per deployment the outermost observer that saw start and first delivered token of 90 % of the completed."""
-    completed = requests.filter(pl.col("outcome") == "completed").select("request", "deployment")
+    """Per deployment the outermost observer that saw the TTFT of 90 % of the completed."""
+    completed = requests.filter(pl.col("outcome") == "completed").select("r", "deployment")
     # Where nothing says how requests ended, all count.
     silent = requests.filter(
         ~pl.col("deployment").is_in(completed["deployment"].unique().implode())
         & (pl.col("outcome") == "unknown")
     )
-    counted = pl.concat([completed, silent.select("request", "deployment")])
+    counted = pl.concat([completed, silent.select("r", "deployment")])
     total = counted.group_by("deployment").agg(pl.len().alias("requests"))
     seen = (
         observations.filter(
             pl.col("ttft_ms").is_not_null() & (pl.col("resolution_ns").fill_null(1) < TOO_COARSE_NS)
         )
-        .join(counted.select("request"), on="request", how="semi")
+        .join(counted.select("r"), on="r", how="semi")
         .group_by("deployment", "observer")
         .agg(pl.len().alias("seen"))
     )
@@ -317,12 +319,8 @@ def with_headline(
 ) -> pl.DataFrame:
     """Latencies of each request as its deployment's headline observer saw them."""
     mine = observations.join(headlines, on=["deployment", "observer"], how="semi")
-    return requests.join(
-        mine.select("request", "ttft_ms", "e2e_ms", "tpot_ms"),
-        on="request",
-        how="left",
-        maintain_order="left",
-    )
+    values = mine.select("r", "ttft_ms", "e2e_ms", "tpot_ms")
+    return requests.join(values, on="r", how="left", maintain_order="left")
 
 
 def _write_roles(
@@ -332,7 +330,8 @@ def _write_roles(
     if inferred.height:
         store.connection.register("_duties", inferred.to_arrow())
         store.execute(
-            """UPDATE legs SET role = d.duty, role_basis = 'inferred' FROM _duties d WHERE legs.rowid = d.row"""
+            """UPDATE legs SET role = d.duty, role_basis = 'inferred'
+               FROM _duties d WHERE legs.rowid = d.row"""
         )
         store.connection.unregister("_duties")
     duty = (
@@ -382,7 +381,8 @@ def _write_modes(store: Store, requests: pl.DataFrame, headlines: pl.DataFrame) 
     store.connection.register("_modes", modes.to_arrow())
     store.connection.register("_headlines", headlines.to_arrow())
     store.execute(
-        """UPDATE deployments SET mode = m.mode FROM _modes m WHERE deployments.deployment = m.deployment"""
+        """UPDATE deployments SET mode = m.mode FROM _modes m
+           WHERE deployments.deployment = m.deployment"""
     )
     store.execute("UPDATE deployments SET headline_observer = NULL")
     store.execute(

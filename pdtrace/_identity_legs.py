@@ -1,4 +1,4 @@
-"""The legs as the identity rules see them: numbered, with windows and what kind of work they were."""
+"""The legs as the identity rules see them: numbered, with windows and kinds of work."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ CLIENT = OBSERVERS.index("client")
 NEAR_NS = 60 * 10**9  # legs further apart are never one request
 _COLUMNS = (
     "leg, source, worker, observer, role, container, trace_id, span_id, parent_span_id, request_id,"
-    " external_id, remote_id, bootstrap_room, transfer_id, session, row_index, id_prefix, attempt, stream,"
-    " clock, clock_start_ns, start_ns, end_ns, first_token_ns, last_token_ns, resolution_ns, e2e_ms,"
-    " prompt_tokens, output_tokens, max_tokens, status"
+    " external_id, remote_id, bootstrap_room, transfer_id, row_index, id_prefix, attempt, stream,"
+    " clock, clock_start_ns, start_ns, end_ns, first_token_ns, last_token_ns, resolution_ns,"
+    " e2e_ms, prompt_tokens, output_tokens, max_tokens, status"
 )
 
 
@@ -24,7 +24,7 @@ def load(store: Store) -> pl.DataFrame:
 
 
 def described(legs: pl.DataFrame) -> pl.DataFrame:
-    """Adds n, lo, hi (window), res, obs (rank of the observer), plike, dlike, failed, container."""
+    """Adds n, lo, hi (window), res, obs (rank of the observer), plike, failed, traced."""
     wall = pl.col("clock").is_null() | (pl.col("clock") == "wall")
     lo = pl.when(wall).then(pl.col("start_ns"))
     length = (pl.col("e2e_ms") * 1e6).cast(pl.Int64)
@@ -50,6 +50,7 @@ def described(legs: pl.DataFrame) -> pl.DataFrame:
                 | (engine & short & pl.col("role").is_null()).fill_null(value=False)
             ).alias("plike"),
             failed.alias("failed"),
+            (pl.col("trace_id").is_not_null() & pl.col("trace_id").is_duplicated()).alias("traced"),
         )
         .with_row_index("n")
         .with_columns(pl.col("n").cast(pl.Int64))

@@ -1,4 +1,4 @@
-"""What one observer saw of each request: roles of engine legs, streams and attempts put together."""
+"""What one observer saw of each request: roles of engine legs, streams, attempts together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OUTCOMES = {"completed": 0, "aborted": 1, "failed": 2}
 
 
 def prepared(legs: pl.DataFrame) -> pl.DataFrame:
-    """Adds lo and hi (window in wall time), first (token), made (what was failed), plike, coarse."""
+    """Adds lo and hi (window), first (token), ttft, e2e, plike, failed, coarse and r (request)."""
     failed = pl.col("status").is_in(["failed", "aborted"]).fill_null(value=False)
     short = (pl.col("max_tokens") == 1) | ((pl.col("output_tokens") <= 1) & ~failed)
     aligned = pl.col("start_ns").is_not_null()
@@ -37,10 +37,10 @@ def prepared(legs: pl.DataFrame) -> pl.DataFrame:
 
 
 def with_roles(legs: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Column `duty` (prefill or decode) for engine legs of disaggregated requests; rows newly inferred.
+    """Column `duty` (prefill or decode) for engine legs of P/D requests; rows newly inferred.
 
-    A worker did the prefill when its leg made at most one token while another worker of the same request
-    made the rest.
+    A worker did the prefill when its leg made at most one token while another worker of the same
+    request made the rest.
     """
     engine = legs.filter(pl.col("observer") == "engine")
     several = engine.filter(pl.col("r").is_duplicated())
@@ -75,7 +75,7 @@ def with_roles(legs: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 
 def observed(legs: pl.DataFrame, observer: str) -> pl.DataFrame:
-    """What one observer saw: one row per request, from its outermost leg; streams of one answer together."""
+    """What one observer saw: one row per request, from its outermost leg, streams together."""
     rows = legs.filter(pl.col("observer") == observer)
     whole = pl.col("duty").is_null() & (observer == "engine")
     rows = rows.with_columns(
@@ -114,12 +114,17 @@ def _merged(rows: pl.DataFrame) -> pl.DataFrame:
         "r", "failed", pl.col("ttft").is_null(), "coarse", "lo", "leg", nulls_last=True
     )
     first = {c: pl.col(c).first().over("r") for c in ("lo", "worker", "source", "coarse")}
-    near = ((pl.col("lo") - first["lo"]).abs() <= STREAM_NS).fill_null(value=False)
+    first_stream = pl.col("stream").first().over("r")
+    beside = pl.when(pl.col("stream").is_null() & first_stream.is_null())
+    twins = beside.then((pl.col("observer") == "engine") & (pl.col("lo") == first["lo"])).otherwise(
+        pl.col("stream").ne_missing(first_stream)
+        & ((pl.col("lo") - first["lo"]).abs() <= STREAM_NS)
+    )
     stream = (
-        near
+        twins.fill_null(value=False)
         & pl.col("worker").eq_missing(first["worker"])
         & pl.col("source").eq_missing(first["source"])
-    )
+    ) | (pl.col("leg") == pl.col("leg").first().over("r"))
     fine = ~pl.col("coarse") | first["coarse"]
     begin = pl.col("lo").filter(fine & pl.col("failed")).min().over("r")
     marked = ordered.with_columns(stream.alias("_stream"), begin.alias("_tried"))
@@ -166,8 +171,8 @@ def _merged(rows: pl.DataFrame) -> pl.DataFrame:
     tried = (pl.col("_tried") < pl.col("lo")).fill_null(value=False)
     return out.with_columns(
         *(pl.coalesce(c, f"{c}_any").alias(c) for c in (
-            "prompt_tokens", "cached_tokens", "output_tokens", "model", "session", "external_id", "trace_id",
-            "note", "error",
+            "prompt_tokens", "cached_tokens", "output_tokens", "model", "session", "external_id",
+            "trace_id", "note", "error",
         )),
         pl.col("streams").fill_null(1),
         pl.when(tried).then("_tried").otherwise("lo").alias("begin"),
@@ -178,11 +183,12 @@ def _merged(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _pair(rows: pl.DataFrame) -> pl.DataFrame:
-    """The engines of a disaggregated request: P's prompt, D's answer; a TTFT only if one leg saw it all."""
+    """The engines of a P/D request: P's prompt, D's answer; a TTFT only if one leg saw it all."""
     prefill = _merged(rows.filter(pl.col("duty") == "prefill"))
     decode = _merged(rows.filter(pl.col("duty") == "decode"))
     p = prefill.select(
-        "r", "lo", "hi", "first", "ttft", "prompt_tokens", "cached_tokens", "leg", "first_token_delivered",
+        "r", "lo", "hi", "first", "ttft", "prompt_tokens", "cached_tokens", "leg",
+        "first_token_delivered",
         "ttft_definition", "coarse", "prefill_worker",
     ).rename(lambda c: c if c == "r" else f"p_{c}")  # fmt: skip
     both = decode.join(p, on="r", how="inner")

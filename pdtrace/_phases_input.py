@@ -1,7 +1,8 @@
 """What the partition reads: windows of requests and the intervals of their legs, batch by batch.
 
-Here the rules that need legs are applied: which detail an interval has on the decode leg of a P/D pair,
-that decode never starts before its leg's first token, and what a failed attempt or a migration took.
+Here the rules that need legs are applied: which detail an interval has on the decode leg of a P/D
+pair, that decode never starts before its leg's first token, and what a failed attempt or a
+migration took.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ WHERE start_ns IS NOT NULL AND end_ns IS NOT NULL AND {slice}
 ORDER BY start_ns, request
 """
 
-# The decode leg of a P/D pair: a prefill leg of the same request ran elsewhere. A pair whose workers are
-# not both known counts as two workers, since two roles were told apart.
+# The decode leg of a P/D pair: a prefill leg of the same request ran elsewhere. A pair whose
+# workers are not both known counts as two workers, since two roles were told apart.
 _INTERVALS = """
 WITH request_legs AS (
-  SELECT l.leg, l.request, r.rowid AS number, l.worker, l.role, l.first_token_ns, r.mode
+  SELECT l.leg, l.request, r.rowid AS number, l.worker, l.role, l.first_token_ns, r.mode,
+         -- What a front end or router saw of the work of engines is the engines' time.
+         CASE WHEN l.observer IN ('frontend', 'router') THEN r.prefill_worker END AS prefill_worker,
+         CASE WHEN l.observer IN ('frontend', 'router') THEN r.decode_worker END AS decode_worker
   FROM legs l JOIN requests r USING (request)
   WHERE r.start_ns IS NOT NULL AND r.end_ns IS NOT NULL AND {slice}
 ),
@@ -46,13 +50,22 @@ roles AS (
   FROM request_legs l LEFT JOIN prefill_workers p USING (request)
 ),
 named AS (
-  SELECT l.number, l.worker, l.first_token_ns,
+  SELECT l.number, l.first_token_ns,
+         CASE WHEN i.detail IN ('prefill_exec', 'prefill_gap', 'prefill_wall', 'prefill_queue')
+              THEN coalesce(l.prefill_worker, l.worker)
+              WHEN i.detail IN ('decode_exec', 'decode_wall', 'decode_queue', 'kv_transfer', 'bridge_wait',
+                                'kv_space_wait', 'kv_wait_upper_bound')
+              THEN coalesce(l.decode_worker, l.worker)
+              ELSE l.worker END AS worker,
          coalesce(l.pair_decode AND i.decode_detail <> i.detail, false) AS renamed,
          CASE WHEN coalesce(l.pair_decode, false) THEN coalesce(i.decode_detail, i.detail)
               ELSE i.detail END AS detail,
          coalesce(i.start_ns, i.end_ns - i.duration_ns) AS start_ns,
          coalesce(i.end_ns, i.start_ns + i.duration_ns) AS end_ns,
-         i.basis, i.semantics
+         -- However well its instants are known, such a wait contains other things.
+         CASE WHEN l.pair_decode AND i.decode_detail = 'kv_wait_upper_bound' THEN 'upper_bound'
+              ELSE i.basis END AS basis,
+         i.semantics
   FROM intervals i JOIN roles l USING (leg)
 )
 SELECT number, {names},
@@ -66,16 +79,16 @@ FROM named
 WHERE start_ns IS NOT NULL AND end_ns IS NOT NULL
 """
 
-# A failed attempt that was followed by another owns the time until the next one's first own interval.
-# Tokens that had reached the user stay what they were: then the time from the last token to the next
-# attempt's first token is a migration.
+# A failed attempt that was followed by another owns the time until the next one's first own
+# interval. Tokens that had reached the user stay what they were: then the time from the last token
+# to the next attempt's first token is a migration.
 _RETRIES = """
 WITH suspects AS (
   SELECT request FROM legs
   WHERE attempt > 0 OR (status = 'failed' AND observer = 'engine' AND container IS NOT TRUE)
 ),
--- A leg belongs to the attempt that it counts itself, else to that of the hop that made it; engines that
--- nobody counted are counted here, by the failed legs of the same role and stream before them.
+-- A leg belongs to the attempt that it counts itself, else to that of the hop that made it; engines
+-- that nobody counted are counted here, by the failed legs of the same role and stream before them.
 attempts AS (
   SELECT l.leg, l.request, l.worker, l.container, l.role, l.status, l.start_ns, l.end_ns,
          l.first_token_ns, l.last_token_ns, l.first_token_delivered,
@@ -157,9 +170,11 @@ GROUP BY l.request
 _NAMES = """
 SELECT 'detail' AS name, list(DISTINCT detail) AS found FROM intervals
 UNION ALL SELECT 'detail', list(DISTINCT decode_detail) FROM intervals
-UNION ALL SELECT 'basis', list(DISTINCT basis) FROM intervals
+UNION ALL SELECT 'basis', list_append(list(DISTINCT basis), 'upper_bound') FROM intervals
 UNION ALL SELECT 'semantics', list(DISTINCT semantics) FROM intervals
 UNION ALL SELECT 'worker', list(DISTINCT worker) FROM legs
+UNION ALL SELECT 'worker', list(DISTINCT prefill_worker) FROM requests
+UNION ALL SELECT 'worker', list(DISTINCT decode_worker) FROM requests
 """
 
 
@@ -192,7 +207,12 @@ class Batches:
 
 def _coded(store: Store) -> str:
     """The names of intervals as ENUM expressions over the values that occur."""
-    values: dict[str, set[str]] = {"detail": set(), "worker": set(), "basis": set(), "semantics": set()}
+    values: dict[str, set[str]] = {
+        "detail": set(),
+        "worker": set(),
+        "basis": set(),
+        "semantics": set(),
+    }
     for name, found in store.rows(_NAMES):
         values[name] |= {value for value in found or () if value is not None}
     return ", ".join(
@@ -202,5 +222,5 @@ def _coded(store: Store) -> str:
 
 
 def _literal(value: str) -> str:
-    """A text as a SQL literal, safe inside a str.format template."""
+    """A text as a SQL literal."""
     return "'" + value.replace("'", "''") + "'"

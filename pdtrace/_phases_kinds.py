@@ -1,4 +1,4 @@
-"""Kinds: what an interval hands to the phase that it wins (detail, worker, basis, semantics), numbered.
+"""Kinds: what an interval hands to the phase that it wins (detail, worker, basis, ...), numbered.
 
 The numbers follow the sorted names, so that ties between intervals do not depend on reading order.
 """
@@ -21,6 +21,8 @@ _RANKS = pl.DataFrame(
     },
     schema_overrides={"rank": pl.Int64},
 )
+# Within one detail the better known interval keeps the time.
+_BASES = ("measured", "reported", "placed", "inferred", "upper_bound")
 _MANY = 1_000_000  # codes are counted in an array of this size at most, where kinds are few
 _UNATTRIBUTED = {"detail": "unattributed", "worker": None, "basis": "inferred", "semantics": None}
 
@@ -49,7 +51,9 @@ def number_kinds(intervals: pl.DataFrame) -> tuple[pl.DataFrame, Ints]:
     nobody = pl.DataFrame([_UNATTRIBUTED], schema=dict.fromkeys(KIND, pl.String))
     named = pl.concat([kinds.select(KIND), nobody])
     ranked = named.join(_RANKS, on="detail", how="left", maintain_order="left")
-    return ranked.select("phase", *KIND, "rank"), place[number]
+    basis = pl.col("basis").replace_strict(_BASES, range(len(_BASES)), default=len(_BASES), return_dtype=pl.Int64)
+    rank = pl.col("rank") * (len(_BASES) + 1) + basis
+    return ranked.select("phase", *KIND, rank.alias("rank")), place[number]
 
 
 def _combined(codes: Ints, column: Ints) -> Ints:

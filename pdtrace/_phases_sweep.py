@@ -1,6 +1,6 @@
-"""The sweep behind the partition: overlapping ranked intervals in, the one owner of every instant out.
+"""The sweep behind the partition: overlapping ranked intervals in, one owner of every instant out.
 
-Arrays only. The windows of a batch are laid end to end on one axis, so that one sort cuts all of them;
+Arrays only. The windows of a batch are laid end to end on one axis, so that one sort cuts them all;
 within a rank the interval that started first keeps the time, between ranks the smaller rank wins.
 """
 
@@ -28,7 +28,8 @@ class Windows:
     def base(self) -> Ints:
         """Position of each window's start on the axis."""
         length = self.end - self.start
-        return np.cumsum(length) - length
+        base: Ints = np.cumsum(length) - length
+        return base
 
     @property
     def total(self) -> int:
@@ -38,7 +39,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class Intervals:
-    """Ranked intervals of windows: `window` is an index, `kind` the identity that wins with them."""
+    """Ranked intervals of windows: `window` is an index, `kind` the identity that they win for."""
 
     window: Ints
     start: Ints
@@ -89,7 +90,7 @@ def _clip(windows: Windows, intervals: Intervals) -> tuple[Intervals, Ints]:
 
 
 def _cuts(groups: tuple[Ints, ...], total: int) -> tuple[Ints, list[Ints]]:
-    """All distinct positions, sorted, `total` last; and for each group the index of its positions."""
+    """All distinct positions, sorted, `total` last; and for each group the places of its own."""
     positions = np.concatenate([*groups, np.array([total], dtype=np.int64)])
     order = np.argsort(positions)
     ordered = positions[order]
@@ -108,7 +109,7 @@ def _owners(intervals: Intervals, left: Ints, right: Ints, segments: int) -> Int
     for rank in np.unique(intervals.rank)[::-1]:  # the strongest is written last
         rows = np.flatnonzero(intervals.rank == rank)
         begin, end, kind = _disjoint(left[rows], right[rows], intervals.kind[rows])
-        # Disjoint intervals: starts are distinct and so are ends, plain indexed addition counts each.
+        # Disjoint: starts are distinct and so are ends, plain indexed addition counts each.
         change = np.zeros(segments + 1, dtype=np.int64)
         change[begin] += kind + 1
         change[end] -= kind + 1
@@ -118,7 +119,7 @@ def _owners(intervals: Intervals, left: Ints, right: Ints, segments: int) -> Int
 
 
 def _disjoint(left: Ints, right: Ints, kind: Ints) -> tuple[Ints, Ints, Ints]:
-    """The same union without overlap: the earliest start keeps the time, then the longest, then the kind."""
+    """The same union without overlap: the earliest start keeps the time, then the longest."""
     order = np.argsort(left)
     if (left[order][1:] >= right[order][:-1]).all():
         return left[order], right[order], kind[order]

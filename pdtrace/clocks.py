@@ -1,4 +1,4 @@
-"""Puts instants on one clock: perf counters by matched requests, hosts by the messages between them."""
+"""Puts instants on one clock: perf counters by matched requests, hosts by their messages."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ LEAST_PAIRS = 5  # hops between two workers, fewer say nothing of their clocks
 CLEAR_NS = 2 * 10**6  # a bound this far from zero is skew, nearer may be rounding
 _SCHEMA = {
     "deployment": pl.String, "domain": pl.String, "reference": pl.String, "offset_ns": pl.Int64,
-    "half_width_ns": pl.Int64, "drift_ppm": pl.Float64, "pairs": pl.Int64, "residual_p50_ns": pl.Int64,
-    "residual_p95_ns": pl.Int64, "method": pl.String,
+    "half_width_ns": pl.Int64, "drift_ppm": pl.Float64, "pairs": pl.Int64,
+    "residual_p50_ns": pl.Int64, "residual_p95_ns": pl.Int64, "method": pl.String,
 }  # fmt: skip
 SHIFTED = "hop bounds; instants of this worker shifted by the midpoint"
 
 
 def align(store: Store) -> None:
-    """Fill clocks; give instants to legs on clocks without epoch; shift workers whose clock is clearly off."""
+    """Fill clocks; give instants to legs on other clocks; shift workers that are clearly off."""
     before = store.sql("FROM clocks").filter(pl.col("method") == SHIFTED)
     rows = pl.DataFrame(_hosts(store) + _domains(store), schema=_SCHEMA)
     # What an earlier run has shifted shows no skew any more: its row stays.
@@ -30,7 +30,7 @@ def align(store: Store) -> None:
 
 
 def _domains(store: Store) -> list[dict[str, object]]:
-    """Clock domains without epoch: offset = low quantile of (arrival at the server - start in the domain)."""
+    """Domains without epoch: offset = low quantile of (arrival at the server - start there)."""
     pairs = store.sql(
         """WITH mine AS (
              SELECT leg, clock, deployment, request, clock_start_ns FROM legs
@@ -89,7 +89,7 @@ def domain_offset(
         "pairs": int(offsets.size),
         "residual_p50_ns": p50,
         "residual_p95_ns": p95,
-        "method": "matched requests: 5 % quantile of arrival at the server minus start in the domain",
+        "method": "matched requests: 5 % quantile of arrival minus start in the domain",
     }
 
 
@@ -103,7 +103,8 @@ def _hosts(store: Store) -> list[dict[str, object]]:
            FROM legs c JOIN legs p ON p.trace_id = c.trace_id AND p.span_id = c.parent_span_id
              AND p.request IS NOT DISTINCT FROM c.request
            LEFT JOIN workers wa ON wa.worker = p.worker LEFT JOIN workers wb ON wb.worker = c.worker
-           WHERE p.container AND p.worker <> c.worker AND p.start_ns IS NOT NULL AND c.start_ns IS NOT NULL
+           WHERE p.container AND p.worker <> c.worker
+             AND p.start_ns IS NOT NULL AND c.start_ns IS NOT NULL
              AND coalesce(p.clock, 'wall') = 'wall' AND coalesce(c.clock, 'wall') = 'wall'
              AND coalesce(greatest(p.resolution_ns, c.resolution_ns), 1) <= 1000000
              AND coalesce(wa.host <> wb.host, true)
@@ -132,9 +133,9 @@ def _hosts(store: Store) -> list[dict[str, object]]:
 def hop_bounds(hops: pl.DataFrame) -> dict[str, object]:
     """Offset of the server's clock against the client's from hops (sent, received, answered, back).
 
-    theta <= received - sent and theta >= answered - back for every hop, after a linear drift is taken out.
-    Ends that come before the server's own (clients that stop at the response headers) make the bounds cross;
-    then only the upper bound is known and nothing is shifted.
+    theta <= received - sent and theta >= answered - back for every hop, after a linear drift is
+    taken out. Ends that come before the server's own (clients that stop at the response headers)
+    make the bounds cross; then only the upper bound is known and nothing is shifted.
     """
     sent = hops["sent"].to_numpy().astype(np.int64)
     upper = (hops["received"] - hops["sent"]).to_numpy().astype(np.float64)
@@ -173,7 +174,7 @@ def _drift(
     at: npt.NDArray[np.uint32],
     lower: npt.NDArray[np.float64],
 ) -> float:
-    """Slope of the midpoints of the bounds over windows of 60 s; 0 where too few windows have both."""
+    """Slope of the midpoints of the bounds over windows of 60 s; 0 with too few windows."""
     window = (sent - sent.min()) // WINDOW_NS
     times, middles = [], []
     for w in np.unique(window):
@@ -188,7 +189,7 @@ def _drift(
 
 
 def _shift(store: Store, skewed: list[dict[str, object]]) -> None:
-    """Move what the skewed workers stamped onto the clock of the outermost worker before them; once only."""
+    """Move what the skewed workers stamped onto the clock of the outermost worker before them."""
     total: dict[str, int] = {}
     before = {
         str(row["domain"]): row
@@ -201,7 +202,8 @@ def _shift(store: Store, skewed: list[dict[str, object]]) -> None:
     frame = pl.DataFrame({"worker": list(total), "theta": list(total.values())})
     store.connection.register("_theta", frame.to_arrow())
     store.execute(
-        "CREATE OR REPLACE TEMP TABLE _skewed AS SELECT l.leg, t.theta FROM legs l JOIN _theta t USING (worker)"
+        """CREATE OR REPLACE TEMP TABLE _skewed AS
+           SELECT l.leg, t.theta FROM legs l JOIN _theta t USING (worker)"""
     )
     for table, key, other, columns in (
         ("intervals", "leg", "_skewed", ("start_ns", "end_ns")),

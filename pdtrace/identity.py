@@ -1,4 +1,4 @@
-"""Whose legs are one request, and which workers are one deployment: the rules of identity, in order."""
+"""Whose legs are one request and which workers are one deployment: the rules in order."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _spans(store: Store) -> edges.Spans:
     def between(traces: pl.DataFrame) -> pl.DataFrame:
         store.connection.register("_traces", traces.to_arrow())
         found = store.sql(
-            """SELECT trace_id, span_id, parent_span_id FROM spans SEMI JOIN _traces USING (trace_id)
-               ORDER BY start_ns"""
+            """SELECT trace_id, span_id, parent_span_id FROM spans
+               SEMI JOIN _traces USING (trace_id) ORDER BY start_ns"""
         )
         store.connection.unregister("_traces")
         return found
@@ -94,22 +94,26 @@ def _with_files(
 
 
 def request_names(legs: pl.DataFrame, label: Ints) -> pl.Series:
-    """The name of every leg's request: the id that travelled, else what the outermost leg has; unique."""
+    """The unique name of every leg's request: the id that travelled, else the outermost leg's."""
     rows = legs.select(
         "n", "leg", "obs", "lo", "external_id", "container",
         name=pl.coalesce("external_id", "request_id", "trace_id", "leg"),
     ).with_columns(pl.Series("label", label))  # fmt: skip
     real = rows.filter((pl.col("label") >= 0) & ~pl.col("container"))
-    single = real.filter(~pl.col("label").is_duplicated()).select("label", "name", "lo", "leg")
-    several = real.filter(pl.col("label").is_duplicated())
+    shared = real["label"].is_duplicated()
+    single = real.filter(~shared).select("label", "name", "lo", "leg")
     several = (
-        several.with_columns(pl.col("external_id").is_null().alias("bare"))
+        real.filter(shared)
+        .with_columns(pl.col("external_id").is_null().alias("bare"))
         .sort("label", "bare", "obs", "lo", "leg", nulls_last=True)
         .unique("label", keep="first", maintain_order=True)
         .select("label", "name", "lo", "leg")
     )
     named = pl.concat([single, several])
-    twice = named.filter(pl.col("name").is_duplicated()).sort("name", "lo", "leg", nulls_last=True)
+    repeated = named["name"].is_duplicated()
+    if not repeated.any() and named.height == rows.height:
+        return rows["name"]  # every leg is a request of its own
+    twice = named.filter(repeated).sort("name", "lo", "leg", nulls_last=True)
     place = pl.int_range(pl.len()).over("name")
     twice = twice.with_columns(
         pl.when(place == 0)
@@ -117,7 +121,7 @@ def request_names(legs: pl.DataFrame, label: Ints) -> pl.Series:
         .otherwise(pl.format("{}#{}", "name", place + 1))
         .alias("name")
     )
-    named = pl.concat([named.filter(~pl.col("name").is_duplicated()), twice])
+    named = pl.concat([named.filter(~repeated), twice])
     return rows.join(
         named.select("label", request="name"), on="label", how="left", maintain_order="left"
     )["request"]
@@ -164,7 +168,7 @@ def _write_workers(
     hinted: dict[str, int],
     telling: set[str],
 ) -> None:
-    """workers.deployment; names that several processes bear are split per deployment, in every table.
+    """workers.deployment; names that several processes bear are split, in every table.
 
     Bare service names that nothing hangs on are left out.
     """
@@ -204,24 +208,28 @@ def _split_rows(rows: pl.DataFrame, split: pl.DataFrame) -> pl.DataFrame:
 
 
 def _split_tables(store: Store, split: pl.DataFrame) -> None:
-    """Give the rows of every table the split names: legs by their deployment, others by their source."""
+    """Give the rows of every table the split names: legs by deployment, others by source."""
     store.connection.register("_split", split.filter(pl.col("worker") != pl.col("id")).to_arrow())
     store.execute(
         """UPDATE legs SET worker = s.id FROM (SELECT DISTINCT worker, deployment, id FROM _split) s
            WHERE legs.worker = s.worker AND legs.deployment = s.deployment"""
     )
     store.execute(
-        """UPDATE decisions SET router = s.id FROM legs l, (SELECT DISTINCT deployment, id, worker FROM _split) s
-           WHERE decisions.leg = l.leg AND l.deployment = s.deployment AND decisions.router = s.worker"""
+        """UPDATE decisions SET router = s.id
+           FROM legs l, (SELECT DISTINCT deployment, id, worker FROM _split) s
+           WHERE decisions.leg = l.leg AND l.deployment = s.deployment
+             AND decisions.router = s.worker"""
     )
     # A name that means one deployment in a source, or in all sources, is that one's.
-    by_source = """SELECT worker, source, min(id) AS id FROM _split GROUP BY ALL HAVING count(DISTINCT id) = 1"""
+    by_source = """SELECT worker, source, min(id) AS id FROM _split
+                   GROUP BY ALL HAVING count(DISTINCT id) = 1"""
     anywhere = (
         """SELECT worker, min(id) AS id FROM _split GROUP BY ALL HAVING count(DISTINCT id) = 1"""
     )
     for table, column in (
-        ("samples", "worker"), ("events", "worker"), ("steps", "worker"), ("step_members", "worker"),
-        ("facts", "worker"), ("worker_aliases", "worker"), ("decisions", "router"), ("decisions", "worker"),
+        ("samples", "worker"), ("events", "worker"), ("steps", "worker"),
+        ("step_members", "worker"), ("facts", "worker"), ("worker_aliases", "worker"),
+        ("decisions", "router"), ("decisions", "worker"),
         ("transfers", "source_worker"), ("transfers", "destination_worker"),
     ):  # fmt: skip
         store.execute(
@@ -229,7 +237,8 @@ def _split_tables(store: Store, split: pl.DataFrame) -> None:
                 WHERE {table}.{column} = s.worker AND {table}.source = s.source"""
         )
         store.execute(
-            f"UPDATE {table} SET {column} = s.id FROM ({anywhere}) s WHERE {table}.{column} = s.worker"
+            f"""UPDATE {table} SET {column} = s.id FROM ({anywhere}) s
+                WHERE {table}.{column} = s.worker"""
         )
     store.connection.unregister("_split")
 
@@ -257,7 +266,7 @@ def _write_deployments(
 
 
 def build_requests(store: Store) -> None:
-    """Fill requests and observations, roles of legs and workers, mode and headline of deployments."""
+    """Fill requests and observations, roles, mode and headline of deployments."""
     latency.build(store)
 
 

@@ -42,11 +42,12 @@ def ingest(paths: list[str], store: Store, options: Options | None = None) -> No
     _write_sources(store, accounts)
     _forget_twins(store, accounts)
     _note_copies(accounts, spans.deduplicate(store.connection))
+    _keep_one_row_a_key(store, ["resources"])
     interpret.name_resources(store)
     workers.resolve(store)
     _note_copies(accounts, interpret.run(store))
     workers.resolve(store)
-    _deduplicate_keys(store)
+    _keep_one_row_a_key(store, _KEYED)
     _count(store, accounts)
     derive(store, options)
     if not any(account.collectors for account in accounts):
@@ -189,22 +190,29 @@ def _forget(store: Store, source: int) -> None:
             store.execute(f"DELETE FROM {table.name} WHERE source = {source}")
 
 
-def _deduplicate_keys(store: Store) -> None:
-    """Keep one row per natural key in the tables that collectors fill; the winner does not depend on order."""
-    for table in library.tables().values():
-        if not table.key or table.name in {"spans", "sources", "skipped"} or table.stage == "derived":
-            continue
+# Tables that collectors fill and that have a natural key; spans.deduplicate knows more of spans.
+_KEYED = [
+    table.name
+    for table in library.tables().values()
+    if table.key and table.stage != "derived" and table.name not in {"spans", "sources", "skipped"}
+]
+
+
+def _keep_one_row_a_key(store: Store, names: list[str]) -> None:
+    """Keep one row per natural key; the winner does not depend on the order of reading."""
+    for name in names:
+        table = library.tables()[name]
         keys = ", ".join(table.key)
-        ((total, distinct),) = store.rows(f"SELECT count(*), count(DISTINCT ({keys})) FROM {table.name}")
+        ((total, distinct),) = store.rows(f"SELECT count(*), count(DISTINCT ({keys})) FROM {name}")
         if total == distinct:
             continue
         columns = {c.name for c in table.columns}
         order = "s.sha256, t.record" if {"source", "record"} <= columns else "t.rowid"
         join = "LEFT JOIN sources s USING (source)" if "source" in columns else ""
         store.execute(
-            f"""DELETE FROM {table.name} WHERE rowid IN (
+            f"""DELETE FROM {name} WHERE rowid IN (
                   SELECT id FROM (SELECT t.rowid AS id, row_number() OVER (
-                      PARTITION BY {keys} ORDER BY {order}, t.rowid) AS place FROM {table.name} t {join})
+                      PARTITION BY {keys} ORDER BY {order}, t.rowid) AS place FROM {name} t {join})
                   WHERE place > 1)"""
         )
 

@@ -1,8 +1,7 @@
 """The exact partition: every nanosecond of a request's window belongs to one phase.
 
-`cut` is the pure core (windows and intervals in, phases and checks out); `partition` feeds it batch by
-batch from a store. The rules are those of docs/architecture.md; the order of precedence where intervals
-overlap is the order of model.PHASE_DETAILS.
+`cut` is the pure core (windows and intervals in, phases and checks out); `partition` feeds it batch
+by batch from a store. Where intervals overlap, the order of model.PHASE_DETAILS decides.
 """
 
 from __future__ import annotations
@@ -37,9 +36,10 @@ def partition(store: Store, *, batch_requests: int = 100_000) -> None:
 def cut(windows: pl.DataFrame, intervals: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Partition the windows of requests by their intervals; returns (phases, partition_checks).
 
-    windows: number, request, start_ns, end_ns, first_token_ns, negative_ns (of reported remainders, >= 0).
-    intervals: number (of the window), detail, start_ns, end_ns, worker, basis, semantics. Those without
-    both instants have no position and are left out; reversed ones are counted in negative_ns and left out.
+    windows: number, request, start_ns, end_ns, first_token_ns, negative_ns (magnitude of reported
+    negative remainders). intervals: number (of the window), detail, start_ns, end_ns, worker,
+    basis, semantics. Those without both instants have no position and are left out; reversed
+    ones are counted in negative_ns and left out.
     """
     if windows.height > 1 and _axis(windows) > _AXIS_LIMIT:
         return _in_halves(windows, intervals)
@@ -47,9 +47,7 @@ def cut(windows: pl.DataFrame, intervals: pl.DataFrame) -> tuple[pl.DataFrame, p
     windows = windows.with_columns(pl.col("negative_ns").fill_null(0))
     cuttable = windows.filter(pl.col("end_ns") > pl.col("start_ns"))
     placed = _placed(cuttable, intervals.drop_nulls(["start_ns", "end_ns"]))
-    forwards = _split_at_first_token(
-        cuttable, placed.filter(pl.col("end_ns") > pl.col("start_ns"))
-    )
+    forwards = _split_at_first_token(cuttable, placed.filter(pl.col("end_ns") > pl.col("start_ns")))
     kinds, numbers = number_kinds(forwards)
     pieces = sweep(_windows(cuttable), _intervals(forwards, kinds, numbers))
     return _phases(cuttable, pieces, kinds), _checks(windows, cuttable, placed, pieces)
@@ -60,9 +58,7 @@ def _axis(windows: pl.DataFrame) -> float:
     return float(length.clip(lower_bound=0).sum())
 
 
-def _in_halves(
-    windows: pl.DataFrame, intervals: pl.DataFrame
-) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _in_halves(windows: pl.DataFrame, intervals: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Absurdly long windows (a garbage start stamp) must not overflow the axis of their batch."""
     middle = windows.height // 2
     (phases_a, checks_a), (phases_b, checks_b) = (
@@ -96,7 +92,7 @@ def _placed(cuttable: pl.DataFrame, intervals: pl.DataFrame) -> pl.DataFrame:
 
 
 def _split_at_first_token(cuttable: pl.DataFrame, forwards: pl.DataFrame) -> pl.DataFrame:
-    """Before the first token reaches the user, the way out of it (stream_out) is not decode time."""
+    """Until the first token reaches the user, its way out (stream_out) outranks decode."""
     leaving = pl.col("detail") == "stream_out"
     way_out = forwards.filter(leaving)
     if way_out.is_empty():
@@ -107,7 +103,8 @@ def _split_at_first_token(cuttable: pl.DataFrame, forwards: pl.DataFrame) -> pl.
         pl.col("detail").cast(pl.String), cuttable["first_token_ns"].gather(way_out["window"])
     )
     before = way_out.filter(pl.col("start_ns") < first).with_columns(
-        pl.lit("stream_out_first").alias("detail"), pl.min_horizontal("end_ns", first).alias("end_ns")
+        pl.lit("stream_out_first").alias("detail"),
+        pl.min_horizontal("end_ns", first).alias("end_ns"),
     )
     after = way_out.filter(first.is_null() | (pl.col("end_ns") > first)).with_columns(
         pl.max_horizontal("start_ns", first).alias("start_ns")
@@ -148,7 +145,7 @@ def _phases(cuttable: pl.DataFrame, pieces: Pieces, kinds: pl.DataFrame) -> pl.D
 def _checks(
     windows: pl.DataFrame, cuttable: pl.DataFrame, placed: pl.DataFrame, pieces: Pieces
 ) -> pl.DataFrame:
-    """What had to be cut, for every request with both ends; a reversed window counts as negative time."""
+    """What had to be cut, for every request with both ends; a reversed window is negative time."""
     backwards = (
         placed.filter(pl.col("end_ns") < pl.col("start_ns"))
         .group_by("number")

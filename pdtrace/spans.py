@@ -1,18 +1,11 @@
-"""How the table `spans` keeps attributes.
-
-Reading one by key, packing maps for storage, removing duplicates.
+"""How the table `spans` keeps attributes: reading one, packing maps, removing duplicates.
 
 Attributes lie in two columns per value type: the keys of a span as one text (`string_keys`, joined
-by the
-unit separator) and the values as a list in the same order (`string_values`). A store sees few
-different
-sets of keys, so that the first column costs next to nothing. Measured with duckdb 2.0.1 on 12
-attributes a
-span: 5.8 CPU seconds and 76 bytes a span for a million spans, against 16.5 and 81 for MAP columns,
-whose keys
-are checked and written again for every span. (MAP columns generated from these two cost more
-still: an INSERT
-evaluates them.)
+by the unit separator) and the values as a list in the same order (`string_values`). A store sees
+few different sets of keys, so that the first column costs next to nothing. Measured with duckdb
+2.0.1 on 12 attributes a span, per million spans: 5.8 CPU seconds to insert and 76 bytes a span,
+against 16.5 and 81 for MAP columns, whose keys are checked and written again for every span. (MAP
+columns generated from these two cost more still: an INSERT evaluates them.)
 """
 
 from __future__ import annotations
@@ -70,7 +63,8 @@ def attribute_sql(key: str, kind: type) -> str:
         return f"coalesce({real}, CAST({whole} AS DOUBLE), TRY_CAST({text} AS DOUBLE))"
     if kind is bool:
         return (
-            f"coalesce({flag}, CASE lower(trim({text})) WHEN 'true' THEN true WHEN 'false' THEN false END,"
+            f"coalesce({flag}, CASE lower(trim({text})) WHEN 'true' THEN true"
+            " WHEN 'false' THEN false END,"
             f" CASE {whole} WHEN 1 THEN true WHEN 0 THEN false END)"
         )
     raise TypeError(f"attribute {key}: {kind.__name__} is none of str, int, float, bool")
@@ -176,16 +170,17 @@ _PAIRS = " || ".join(
     for p, _ in MAPS.values()
 )
 
+_TEXTS = "coalesce(string_values::VARCHAR, '') || coalesce(other_values::VARCHAR, '')"
+_COUNT = " + ".join(f"coalesce(len({p}_values), 0)" for p, _ in MAPS.values())
+
 _CANDIDATES = f"""
 CREATE OR REPLACE TEMP TABLE span_copies AS
 SELECT rowid AS id, source, record, trace_id, span_id, start_ns, resolution_ns,
-       (length(coalesce(string_values::VARCHAR, '') || coalesce(other_values::VARCHAR, ''))
-        - length(replace(coalesce(string_values::VARCHAR, '') || coalesce(other_values::VARCHAR, ''),
-                         '{_WITHHELD}', ''))) // {len(_WITHHELD)} AS losses,
-       coalesce(len(string_values), 0) + coalesce(len(int_values), 0) + coalesce(len(double_values), 0)
-       + coalesce(len(bool_values), 0) + coalesce(len(other_values), 0) AS attributes,
-       hash(parent_span_id, end_ns, name, kind, status_code, status_message, trace_state, flags, scope_name,
-            scope_version, resource, events, links, extra, {_PAIRS}) AS content
+       (length({_TEXTS}) - length(replace({_TEXTS}, '{_WITHHELD}', '')))
+         // {len(_WITHHELD)} AS losses,
+       {_COUNT} AS attributes,
+       hash(parent_span_id, end_ns, name, kind, status_code, status_message, trace_state, flags,
+            scope_name, scope_version, resource, events, links, extra, {_PAIRS}) AS content
 FROM spans
 WHERE trace_id IS NOT NULL
   AND span_id IS NOT NULL
@@ -217,11 +212,11 @@ WHERE place > 1 OR coalesce(resolution_ns, 1) > finest
 
 
 def deduplicate(connection: duckdb.DuckDBPyConnection) -> pl.DataFrame:
-    """Keep one row per (trace_id, span_id, start_ns) in table spans; spans without ids are left alone.
+    """Keep one row per (trace_id, span_id, start_ns) in table spans; spans without ids stay.
 
-    The winner does not depend on the order of reading: finest resolution, fewest texts withheld, most
-    attributes, then the hash of its source and its record. Returns what was removed, per source and reason:
-    records, conflicts (copies that differ from the winner), first five positions.
+    The winner does not depend on the order of reading: finest resolution, fewest texts withheld,
+    most attributes, then the hash of its source and its record. Returns what was removed, per
+    source and reason: records, conflicts (copies that differ from the winner), first positions.
     """
     connection.execute(
         """CREATE OR REPLACE TEMP TABLE span_twins AS
@@ -233,7 +228,8 @@ def deduplicate(connection: duckdb.DuckDBPyConnection) -> pl.DataFrame:
         connection.execute(_CANDIDATES)
         connection.execute(_LOSERS)
         removed = connection.sql(
-            """SELECT source, reason, count(*) AS records, count(*) FILTER (WHERE conflict) AS conflicts,
+            """SELECT source, reason, count(*) AS records,
+                      count(*) FILTER (WHERE conflict) AS conflicts,
                       list_sort(min(record, 5)) AS positions
                FROM span_losers GROUP BY source, reason ORDER BY source, reason"""
         ).pl()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,20 @@ class Store:
             inner = ", ".join(f"{key} := {_literal(value)}" for key, value in parameters.items())
             return self.sql(f"FROM {name}({inner})")
         return self.sql(f"FROM {name}")
+
+    @contextmanager
+    def computed_once(self, *names: str) -> Iterator[None]:
+        """Hold views that many queries read as temporary tables of the same name, for as long as the block runs.
+
+        DuckDB finds temporary tables before views, inside other views and macros too.
+        """
+        for name in names:
+            self.connection.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS FROM main.{name}")
+        try:
+            yield
+        finally:
+            for name in reversed(names):
+                self.connection.execute(f"DROP TABLE temp.{name}")
 
     def user_sql(self, text: str) -> pl.DataFrame:
         """Run a user's SQL; raises UnknownQuery with DuckDB's words when it refuses."""

@@ -1,4 +1,4 @@
-"""Which names mean the same worker: merges worker rows by their aliases, renames them everywhere."""
+"""Which names mean the same worker: merges rows by their aliases, renames them everywhere."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def _join_scoped(groups: list[_Group], kind: str) -> list[_Group]:
     a, b = [], []
     for members in holders.values():
         hosts = [n for n in members if _names_beyond(groups[n], kind)]
-        # A log often knows the KV engine's id, spans know the instance: both are strong, one may host.
+        # A log often knows the KV engine's id, spans know the instance: one may host.
         instances = [n for n in hosts if groups[n].values["instance"]]
         if kind == "pid" and instances:
             hosts = instances

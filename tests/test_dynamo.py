@@ -16,6 +16,7 @@ from pdtrace.store import Store
 
 FIXTURES = Path(__file__).parent / "fixtures"
 MS = 1_000_000
+FROM_SPANS = ~pl.col("leg").str.starts_with("dynamo_")  # not from request trace or log lines
 P, D = "17172504481790508292", "12"  # a worker id beyond 2**63, and a small one
 
 Ingest = Callable[..., Store]
@@ -396,11 +397,11 @@ def test_real_bootstrap_spans_with_the_request_trace(ingest: Ingest) -> None:
         FIXTURES / "dynamo" / "disagg_bootstrap.otlp.jsonl",
         FIXTURES / "dynamo_request_trace" / "disagg_bootstrap.jsonl",
     )
-    frontend = legs(store, observer="frontend").filter(pl.col("span_id").is_not_null())
+    frontend = legs(store, observer="frontend").filter(FROM_SPANS)
     assert frontend.height == 3
     assert frontend["status"].to_list() == ["completed"] * 3
     # The trace's ttft_ms is the prefill worker's: no TTFT of the frontend's leg.
-    traced = legs(store, observer="frontend").filter(pl.col("span_id").is_null())
+    traced = legs(store, observer="frontend").filter(~FROM_SPANS)
     assert traced["ttft_ms"].to_list() == [None] * 3
     found = spent(store)
     assert len(found["prefill_wall"]) == len(found["kv_wait_upper_bound"]) == 3
@@ -430,14 +431,10 @@ def test_log_lines_and_otlp_give_the_same_tree(ingest: Ingest) -> None:
     assert streams.height == 2
     assert streams["extra"].null_count() == 0
     assert streams["resolution_ns"].min() == MS
-    ttft = (
-        legs(store, observer="frontend")
-        .filter(pl.col("span_id").is_not_null())["ttft_ms"]
-        .to_list()
-    )
+    ttft = legs(store, observer="frontend").filter(FROM_SPANS)["ttft_ms"].to_list()
     truth = dict(interpreted_truth())
     for request, value in zip(
-        legs(store, observer="frontend").filter(pl.col("span_id").is_not_null())["request_id"],
+        legs(store, observer="frontend").filter(FROM_SPANS)["request_id"],
         ttft,
         strict=True,
     ):
@@ -462,9 +459,7 @@ def test_full_captures_give_200_requests_and_the_delivered_first_token(
 ) -> None:
     data = shared / "data" / "dynamo" / folder
     store = ingest(data / "otlp_traces.jsonl.gz", data / "request_trace.jsonl.gz")
-    seen = legs(store, observer="frontend", status="completed").filter(
-        pl.col("span_id").is_not_null()
-    )
+    seen = legs(store, observer="frontend", status="completed").filter(FROM_SPANS)
     assert seen.height == 200
     assert seen["ttft_ms"].median() == pytest.approx(frontend_p50, abs=0.1)
     said = store.sql(
@@ -489,8 +484,6 @@ def test_full_logs_give_the_tree_of_the_full_export(ingest: Ingest, shared: Path
     assert told <= set(
         other.sql("SELECT trace_id, span_id, parent_span_id, name FROM spans").rows()
     )
-    frontend = legs(store, observer="frontend", status="completed").filter(
-        pl.col("span_id").is_not_null()
-    )
+    frontend = legs(store, observer="frontend", status="completed").filter(FROM_SPANS)
     assert frontend.height == 200
     assert frontend["ttft_ms"].median() == pytest.approx(95.86, abs=1)

@@ -238,6 +238,14 @@ def test_a_kv_wait_that_may_hold_other_things_is_an_upper_bound(con: Store) -> N
     assert row["workers"] == ["q"]
 
 
+def test_split_deployments_always_get_an_answer_about_kv(con: Store) -> None:
+    queued(con, "kv_transfer", "kv_transfer", 1)
+    none(con, "kv_transfer")
+    con.execute("UPDATE requests SET mode = 'disaggregated'")
+    row = one(con, "kv_transfer")
+    assert (row["severity"], row["share"]) == ("info", pytest.approx(0.01))
+
+
 def test_a_measured_transfer_is_no_bound(con: Store) -> None:
     queued(con, "kv_transfer", "kv_transfer", 30)
     con.append("workers", [worker("q", "decode")])
@@ -375,7 +383,11 @@ def test_failures_are_counted_with_their_kinds_and_an_interval(con: Store) -> No
 def test_an_http_error_of_a_request_that_failed_is_not_counted_twice(con: Store) -> None:
     con.append("requests", [request(0, outcome="failed", external_id="x")])
     con.append("workers", [worker("a", "frontend")])
-    con.append("events", [{"worker": "a", "kind": "http_error", "request_id": "x", "detail": "500"}])
+    con.append("legs", [{"leg": "l", "source": 1, "record": 7, "request": "r0", "deployment": "d"}])
+    con.append("events", [
+        {"worker": "a", "kind": "http_error", "request_id": "x", "detail": "500"},
+        {"worker": "a", "kind": "http_error", "source": 1, "record": 7, "detail": "500"},
+    ])  # fmt: skip
     assert one(con, "failed_requests")["http_errors"] == 0
 
 
@@ -458,7 +470,9 @@ def test_clocks_that_agree_are_no_finding(con: Store) -> None:
 def test_data_gaps_name_what_is_missing_and_of_how_many(con: Store) -> None:
     con.append("sources", [{"source": 1, "path": "x.log", "rows_read": 100}])
     con.append("skipped", [
-        {"source": 1, "reason": "cut in the middle", "records": 8}, {"source": 1, "reason": "duplicate", "records": 50},
+        {"source": 1, "reason": "cut off at the end of the file", "records": 1},
+        {"source": 1, "reason": "duplicate of another source", "records": 50},
+        {"source": 1, "reason": "line without a measurement", "records": 40},
     ])  # fmt: skip
     con.append("legs", [{"leg": f"l{n}", "source": 1, "deployment": "d", "request": f"r{n}"} for n in range(20)])
     con.append("requests", [request(n, output_tokens=None if n < 10 else 101, ttft_ms=100.0, prefill_worker="a") for n in range(20)])
@@ -468,7 +482,7 @@ def test_data_gaps_name_what_is_missing_and_of_how_many(con: Store) -> None:
     gaps = {g["gap"]: (g["missing"], g["total"], g["detail"]) for g in row["gaps"]}
     assert gaps == {
         "missing_output_tokens": (10, 20, None), "sampled_steps": (1, 1, None),
-        "skipped_records": (8, 100, "cut in the middle"),
+        "skipped_records": (1, 100, "cut off at the end of the file"),
     }  # fmt: skip
     assert (row["severity"], row["sources"], row["workers"], row["requests"]) == ("warning", ["x.log"], ["a"], 10)
 
@@ -496,7 +510,7 @@ def test_idle_decode_workers_with_waiting_requests(con: Store) -> None:
         for n in range(101)
     ])  # fmt: skip
     none(con, "decode_idle")
-    queued(con, "kv_wait_upper_bound", "kv_wait", 30, "upper_bound")
+    queued(con, "kv_wait_upper_bound", "kv_wait", 80, "upper_bound")
     row = one(con, "decode_idle")
     assert row["value"] == pytest.approx(10.01 - 1.01)
     assert row["share"] == pytest.approx(9 / 10.01)

@@ -526,6 +526,91 @@ def test_same_server_run_twice_in_one_folder(fleet: Fleet) -> None:
     assert sorted(store.sql("SELECT name FROM deployments")["name"]) == ["run", "run #2"]
 
 
+def test_two_log_records_of_one_request_are_no_streams(fleet: Fleet) -> None:
+    for n in range(2):
+        fleet.leg(
+            f"F{n}",
+            "frontend",
+            "instance:f",
+            0.001 * n,
+            1,
+            first=0.2,
+            path="run/f.log",
+            trace_id="t",
+            span_id="f",
+            request_id="u",
+            external_id="x",
+            output_tokens=5,
+        )
+    store = fleet.run()
+    row = only(store)
+    assert (row["streams"], row["output_tokens"]) == (1, 5)
+
+
+def test_same_folder_name_in_two_places_is_told_apart(fleet: Fleet) -> None:
+    for place in ("vllm", "dynamo"):
+        fleet.leg(
+            place,
+            "engine",
+            f"instance:{place}",
+            0,
+            1,
+            path=f"data/{place}/agg/t.json",
+            external_id=place,
+        )
+    assert set(fleet.run().sql("SELECT name FROM deployments")["name"]) == {
+        "vllm/agg",
+        "dynamo/agg",
+    }
+
+
+def test_migration_keeps_one_request(fleet: Fleet) -> None:
+    fleet.leg(
+        "F", "frontend", "instance:f", 0, 3, first=0.3, trace_id="t", span_id="f", request_id="u"
+    )
+    for n in range(2):
+        fleet.leg(
+            f"E{n}",
+            "engine",
+            f"instance:e{n}",
+            n + 0.1,
+            n + 1.05,
+            trace_id="t",
+            span_id=f"e{n}",
+            parent_span_id="f",
+            request_id="u",
+            attempt=n,
+            output_tokens=20,
+            status="failed" if n == 0 else "completed",
+        )
+    row = only(fleet.run())
+    assert (row["attempts"], row["outcome"], row["mode"], row["decode_worker"]) == (
+        2,
+        "completed",
+        "aggregated",
+        "instance:e1",
+    )
+
+
+def test_coarse_outer_log_gives_neither_window_nor_headline(fleet: Fleet) -> None:
+    fleet.leg(
+        "L",
+        "router",
+        "file:run/router.log",
+        0,
+        2,
+        first=1,
+        path="run/router.log",
+        external_id="x",
+        resolution_ns=S,
+    )
+    fleet.leg("E", "engine", "instance:e", 0.4, 1.4, first=0.6, external_id="x", output_tokens=5)
+    store = fleet.run()
+    row = only(store)
+    assert (row["window_observer"], row["ttft_ms"]) == ("engine", pytest.approx(200))
+    assert only(store, "deployments")["headline_observer"] == "engine"
+
+
 def test_same_instance_in_a_later_file_is_one_deployment(fleet: Fleet) -> None:
     fleet.leg("a", "engine", "instance:e", 0, 1, path="pd/traces.json", external_id="a")
     fleet.leg("b", "engine", "instance:e", 5000, 5001, path="edge/traces.json", external_id="b")

@@ -72,8 +72,11 @@ def test_stern_needs_many_lines_with_few_names() -> None:
     assert lines(b"engine-core went away\n")[0][3] == "engine-core went away"
 
 
-def test_the_stamp_of_a_rust_program_is_its_own() -> None:
-    text = "2026-11-29T22:56:44.123456Z  INFO dynamo_llm::http: ready"
+@pytest.mark.parametrize(
+    "rest", [" INFO dynamo_llm::http: ready", "ERROR http-request{method=POST}: x"]
+)
+def test_the_stamp_of_a_rust_program_is_its_own(rest: str) -> None:
+    text = f"2026-11-29T22:56:44.123456Z {rest}"
     assert lines(text.encode() + b"\n")[0] == (0, "", None, text)
 
 

@@ -181,7 +181,9 @@ def test_the_queue_of_a_pairs_decode_leg_is_a_wait_for_kv(store: Store) -> None:
     interval(store, "p", "prefill_wall", 0, 40)
     interval(store, "d", "prefill_queue", 30, 60, decode_detail="kv_wait_upper_bound")
     assert cut(store) == [("prefill_wall", 0, 40), ("kv_wait_upper_bound", 40, 60), ("unattributed", 60, 100)]
-    assert store.rows("SELECT worker FROM phases ORDER BY start_ns") == [("P",), ("D",), (None,)]
+    assert store.rows("SELECT worker, basis FROM phases ORDER BY start_ns") == [
+        ("P", "measured"), ("D", "upper_bound"), (None, "inferred"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ What is estimated: over the steps in which prompt tokens were computed, (actual 
 that the same step would have had with the same decode batch and no prompt tokens), times the
 requests that were decoding. Not estimated: what a request would gain under another scheduler.
 
-A step without decodes but with prompt tokens holds up the requests that decode before and after it;
-they are counted only as far as they are certain (see `_residents`): a lower bound. A step that only
+A step without decodes but with prompt tokens holds up the requests that have begun to decode; they
+are counted only as far as they are certain (see `_residents`): a lower bound. A step that only
 takes over pulled KV on a decode worker is not a prefill. A host pause inside a prefill step is not
 its cost: excess is cut at a robust fit of prefill cost. Sampled steps give no sums.
 """
@@ -53,7 +53,7 @@ MIN_DECODE_ONLY = 30  # fewer decode-only steps give no baseline
 MIN_AFFECTED = 5  # fewer steps with victims are an anecdote
 MIN_SHARE = 0.01  # lower bound of lost / decode seconds from which a worker is flagged
 PAUSE_NS = 20e6  # what a prefill step may exceed its fitted cost by; the rest is called a pause
-FIT_ROWS = 200_000  # rows that a fit looks at
+FIT_ROWS = 50_000  # rows that a fit looks at
 # Error of the interval as parts of the exposed baseline and of the loss, calibrated on simulations.
 BASE_ERROR, MODEL_ERROR = 0.015, 0.02
 
@@ -119,7 +119,11 @@ def interference(
 
 
 def _rank(frame: pl.DataFrame, consumer: bool) -> tuple[dict[str, Any], pl.DataFrame | None]:
-    known = frame.filter(pl.col("elapsed_ns").is_not_null())
+    known = (
+        frame.filter(pl.col("elapsed_ns").is_not_null())
+        if frame["elapsed_ns"].has_nulls()
+        else frame
+    )
     steps = _classify(known, consumer)
     result = _describe(frame, steps)
     why_not = _no_sum(frame, known, steps)
@@ -177,7 +181,7 @@ def _classify(frame: pl.DataFrame, consumer: bool) -> Steps:
 
 
 def _describe(frame: pl.DataFrame, steps: Steps) -> dict[str, Any]:
-    captures = set(frame["capture"].to_list())
+    captures = set(frame["capture"].unique().to_list())
     active = steps.decode_only | steps.mixed | steps.prefill_only
     return {
         "capture": "full" if captures == {"full"} else "sampled" if "sampled" in captures else None,
@@ -195,7 +199,7 @@ def _describe(frame: pl.DataFrame, steps: Steps) -> dict[str, Any]:
 
 def _no_sum(frame: pl.DataFrame, known: pl.DataFrame, steps: Steps) -> str:
     """Why the seconds lost cannot be summed here; empty when they can."""
-    if set(frame["capture"].to_list()) != {"full"}:
+    if set(frame["capture"].unique().to_list()) != {"full"}:
         return "steps are sampled or their capture is unknown: seconds lost cannot be summed"
     if known.height < frame.height:
         return (
@@ -281,28 +285,27 @@ def _residents(steps: Steps) -> tuple[Floats, bool]:
     """(requests that were decoding, per step; whether every prefill-only step's are known).
 
     In a step that decodes: those that decoded. In one that only computed prompts the source rarely
-    says. Certain are those that decoded in the last other step and still decode in the next one: of
-    its decodes, at most the prompts of the steps between can be new. This needs an unbroken count.
+    says. Certain are those that decode in the next other step, less the prompts computed from this
+    step on: only these can be new. A prompt of several steps counts in each, hence a lower bound.
+    This needs an unbroken count.
     """
     residents = steps.decodes.copy()
     alone, others = np.flatnonzero(steps.prefill_only), np.flatnonzero(~steps.prefill_only)
     if not len(alone) or not len(others):
         return residents, not len(alone)
-    seq, running = _floats(steps.frame, "seq"), _floats(steps.frame, "running")
+    seq, running = _floats(steps.frame, "seq"), _floats(steps.frame, "running")[alone]
     slot = np.searchsorted(others, alone)
-    inner = (slot > 0) & (slot < len(others))
-    before = others[np.maximum(slot - 1, 0)]
-    after = others[np.minimum(slot, len(others) - 1)]
+    before, after = others[np.maximum(slot - 1, 0)], others[np.minimum(slot, len(others) - 1)]
     arrived = np.concatenate([[0.0], np.cumsum(steps.prefills)])
-    fresh = arrived[after] - arrived[before + 1]
-    still = np.minimum(steps.decodes[before], np.maximum(steps.decodes[after] - fresh, 0.0))
-    unbroken = inner & (seq[after] - seq[before] == after - before)
-    certain = np.where(unbroken, still, 0.0)
-    # The engine's own count also holds requests that are neither: never more than decoded before.
-    said = np.minimum(running[alone] - steps.prefills[alone], steps.decodes[before])
-    said = np.where((slot > 0) & ~np.isnan(said), said, 0.0)
-    residents[alone] = np.maximum(certain, said)
-    return residents, bool(np.all(unbroken | ~np.isnan(running[alone])))
+    unbroken = (slot < len(others)) & (seq[after] - seq[alone] == after - alone)
+    fresh = arrived[after] - arrived[alone]
+    certain = np.where(unbroken, np.maximum(steps.decodes[after] - fresh, 0.0), 0.0)
+    # The engine's own count also holds requests that do not decode (prompts begun, KV to be sent):
+    # never more than decoded before and had their prompts computed since.
+    ready = steps.decodes[before] + arrived[alone] - arrived[before + 1]
+    said = np.where(slot > 0, np.minimum(running - steps.prefills[alone], ready), np.nan)
+    residents[alone] = np.fmax(certain, said)
+    return residents, bool(np.all(unbroken | ~np.isnan(running)))
 
 
 def _totals(
@@ -339,7 +342,7 @@ def _note(steps: Steps, uncapped: bool, certain: bool) -> str | None:
     notes = []
     if steps.prefill_only.any():
         notes.append(
-            "steps without decodes: counted are only requests that surely decoded before and after"
+            "steps without decodes: counted are only requests that surely were decoding"
             if certain
             else "for some steps without decodes nobody says who was held up: counted as nobody"
         )

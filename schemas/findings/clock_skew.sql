@@ -19,14 +19,14 @@
 --   severity           VARCHAR    warning or info
 --   cost_s             DOUBLE     s  NULL: not in seconds
 --   level              VARCHAR    B
---   value              DOUBLE     largest clock offset, or where none is known the largest lead of an effect over its cause
+--   value              DOUBLE     largest clock offset, or where none is known the largest lead of an effect over its cause, or the largest cut
 --   unit               VARCHAR    ms
 --   interval_low       DOUBLE     value minus the half width of that offset; NULL unknown
 --   interval_high      DOUBLE     value plus it; NULL unknown
 --   share              DOUBLE     requests with negative remainders, cuts or effects before causes, over requests seen
 --   requests           BIGINT     such requests
 --   workers            VARCHAR[]  clock domains or workers that are off, the farthest first
---   culprits           STRUCT(request VARCHAR, "value" DOUBLE)[]  the five requests with the largest negative remainder or lead; value: ms
+--   culprits           STRUCT(request VARCHAR, "value" DOUBLE)[]  the five requests with the largest negative remainder, lead or cut; value: ms
 --   sources            VARCHAR[]  files that the requests come from
 --   clocks_off         BIGINT     clock domains that are off
 --   clocks_wide        BIGINT     clock domains known only to more than max_half_width_ms
@@ -34,6 +34,7 @@
 --   clipped_requests   BIGINT     requests of which more than min_clip_ratio and 5 ms was cut
 --   early_requests     BIGINT     requests with a leg that begins before the leg that caused it
 --   worst_early_ms     DOUBLE     ms  largest such lead; NULL none
+--   worst_clip_ms      DOUBLE     ms  most that was cut from one request; NULL none
 --   drift_ppm          DOUBLE     largest drift; NULL unknown
 WITH offset_domain AS (
   SELECT deployment, domain, abs(offset_ns) / 1e6 AS offset_ms,
@@ -68,19 +69,23 @@ early_leg AS (
 request_sign AS (
   SELECT r.deployment, r.request,
     coalesce(abs(p.negative_ns) > 1000, false) AS negative,
-    coalesce(p.clip_ns > min_clip_ratio * p.window_ns AND p.clip_ns > 5000000, false) AS clipped,
+    CASE WHEN p.clip_ns > min_clip_ratio * p.window_ns AND p.clip_ns > 5000000
+      THEN p.clip_ns / 1e6 END AS clip_ms,
     e.early_ms,
-    greatest(coalesce(abs(p.negative_ns) / 1e6, 0), coalesce(e.early_ms, 0)) AS wrong_ms
+    greatest(abs(p.negative_ns) / 1e6, e.early_ms) AS wrong_ms
   FROM requests AS r
   LEFT JOIN partition_checks AS p ON p.request = r.request
   LEFT JOIN early_leg AS e ON e.request = r.request
 ),
 deployment_sign AS (
   SELECT deployment, count(*) AS seen,
-    count(*) FILTER (negative) AS negative_requests, count(*) FILTER (clipped) AS clipped_requests,
+    count(*) FILTER (negative) AS negative_requests, count(clip_ms) AS clipped_requests,
+    max(clip_ms) AS worst_clip_ms,
     count(early_ms) AS early_requests, max(early_ms) AS worst_early_ms,
-    count(*) FILTER (negative OR clipped OR early_ms IS NOT NULL) AS signs,
-    max_by({'request': request, 'value': wrong_ms}, wrong_ms, 5) FILTER (wrong_ms > 0) AS culprits
+    count(*) FILTER (negative OR clip_ms IS NOT NULL OR early_ms IS NOT NULL) AS signs,
+    max_by(
+      {'request': request, 'value': greatest(wrong_ms, clip_ms)}, greatest(wrong_ms, clip_ms), 5
+    ) FILTER (greatest(wrong_ms, clip_ms) > 0) AS culprits
   FROM request_sign
   GROUP BY deployment
 ),
@@ -94,7 +99,7 @@ SELECT j.deployment,
   CASE WHEN greatest(coalesce(sure_ms, 0), coalesce(worst_early_ms, 0)) > 5
     THEN 'warning' ELSE 'info' END AS severity,
   NULL::DOUBLE AS cost_s, 'B' AS level,
-  coalesce(offset_ms, worst_early_ms) AS value, 'ms' AS unit,
+  coalesce(offset_ms, worst_early_ms, worst_clip_ms) AS value, 'ms' AS unit,
   offset_ms - half_ms AS interval_low, offset_ms + half_ms AS interval_high,
   signs / nullif(seen, 0) AS share, coalesce(signs, 0) AS requests,
   coalesce(domains, []) AS workers, coalesce(culprits, []) AS culprits,
@@ -102,7 +107,7 @@ SELECT j.deployment,
   coalesce(clocks_off, 0) AS clocks_off, coalesce(clocks_wide, 0) AS clocks_wide,
   coalesce(negative_requests, 0) AS negative_requests,
   coalesce(clipped_requests, 0) AS clipped_requests,
-  coalesce(early_requests, 0) AS early_requests, worst_early_ms, drift_ppm
+  coalesce(early_requests, 0) AS early_requests, worst_early_ms, worst_clip_ms, drift_ppm
 FROM joined AS j
 LEFT JOIN deployment_sources AS s ON s.deployment = j.deployment AND s.evidence = 'requests'
 WHERE coalesce(clocks_off, 0) + coalesce(clocks_wide, 0) > 0 OR coalesce(signs, 0) > 0

@@ -4,8 +4,8 @@
 -- missing_prompt_tokens, missing_worker, unknown_outcome (of requests); sampled_steps,
 -- steps_without_sum (of steps); skipped_records, conflicting_copies (of the records of the files
 -- that name this deployment); unjoined_legs (of legs). An entry is material from min_ratio on;
--- conflicting copies and sampled steps always are. Severity: warning when a gap covers half of its
--- kind or more, info otherwise. Level D: absence is no measurement.
+-- conflicting copies, sampled steps and files cut off always are. Severity: warning when a gap
+-- covers half of its kind or more, info otherwise. Level D: absence is no measurement.
 --
 -- grain:   one row per deployment
 -- needs:   requests, legs, steps, workers, worker_aliases, skipped, sources, interference_steps, deployment_sources
@@ -81,8 +81,13 @@ reason_count AS (
     k.reason, sum(k.records) AS records
   FROM deployment_source AS d
   JOIN skipped AS k ON k.source = d.source
-  -- duplicates lose nothing
-  WHERE k.reason NOT ILIKE '%duplicate%' AND k.reason NOT ILIKE '%same record%'
+  -- Lines that say nothing and duplicates lose nothing: only what could not be taken counts.
+  WHERE regexp_matches(
+    k.reason,
+    'cut |not json|not an |not a sample|could not|cannot|unread|longer than|damage|corrupt|decod'
+    || '|trunc|malformed|invalid|broken|conflict|without (an? )?(trace|span|request|record) ?id',
+    'i'
+  )
   GROUP BY ALL
 ),
 record_total AS (
@@ -114,7 +119,8 @@ material AS (
   SELECT *, missing / nullif(total, 0) AS ratio
   FROM gap_entry
   WHERE missing > 0
-    AND (missing >= min_ratio * total OR gap IN ('sampled_steps', 'conflicting_copies'))
+    AND (missing >= min_ratio * total OR gap IN ('sampled_steps', 'conflicting_copies')
+      OR detail ILIKE 'cut %')
 ),
 gap_list AS (
   SELECT deployment,

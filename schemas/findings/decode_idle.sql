@@ -1,15 +1,17 @@
 -- decode_idle: decode workers that stood still while requests were on their way to them.
 --
 -- Over the time from a worker's first step to its last: what steps with decodes do not fill is
--- idle, and only that part counts in which requests that it would decode were waiting for KV (phase
--- kv_wait or kv_transfer). Only workers with role decode whose steps are all there and have starts.
--- Idle decode workers are waste only where KV or prefill is the bottleneck; with a light load they
--- are headroom. Severity: info. Level A.
+-- idle. Counted are workers with role decode whose steps are all there and have starts, that were
+-- idle for more than min_idle_ratio and whose requests waited for KV (phase kv_wait or kv_transfer)
+-- for at least min_wait_ratio of that; whether they waited in the very idle moments is not looked
+-- at. Idle decode workers are waste only where KV or prefill is the bottleneck; with a light load
+-- they are headroom. Severity: info. Level A.
 --
 -- grain:   one row per deployment
 -- needs:   steps, workers, phases, requests, deployment_sources
 -- params:
 --   min_idle_ratio  0.2  a fifth of a worker's time
+--   min_wait_ratio  0.1  waits of a tenth of the idle time: below, idleness has another reason
 -- columns:
 --   deployment     VARCHAR    deployment
 --   severity       VARCHAR    info
@@ -56,7 +58,7 @@ total AS (
     list(i.worker ORDER BY idle_s DESC) AS workers
   FROM idle AS i
   JOIN waited AS w ON w.worker = i.worker
-  WHERE idle_s > min_idle_ratio * observed_s AND kv_waited_s > 0
+  WHERE idle_s > min_idle_ratio * observed_s AND kv_waited_s >= min_wait_ratio * idle_s
   GROUP BY i.deployment
 )
 SELECT t.deployment, 'info' AS severity, NULL::DOUBLE AS cost_s, 'A' AS level, idle_s AS value,

@@ -75,6 +75,13 @@ failed_name AS (
   FROM requests AS r
   WHERE r.outcome IN ('failed', 'aborted')
 ),
+failed_record AS (
+  -- the record of an error may itself be all that is known of the request
+  SELECT DISTINCT l.source, l.record
+  FROM legs AS l
+  JOIN requests AS r ON r.request = l.request
+  WHERE r.outcome IN ('failed', 'aborted') AND l.record IS NOT NULL
+),
 http_count AS (
   SELECT w.deployment, sum(coalesce(e.count, 1))::BIGINT AS http_errors,
     coalesce(
@@ -84,7 +91,8 @@ http_count AS (
   JOIN workers AS w ON w.worker = e.worker
   LEFT JOIN failed_name AS f ON f.deployment IS NOT DISTINCT FROM w.deployment
     AND f.name = e.request_id
-  WHERE e.kind = 'http_error' AND f.name IS NULL
+  LEFT JOIN failed_record AS k ON k.source = e.source AND k.record = e.record
+  WHERE e.kind = 'http_error' AND f.name IS NULL AND k.record IS NULL
   GROUP BY w.deployment
 ),
 joined AS (

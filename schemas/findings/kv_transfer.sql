@@ -4,7 +4,8 @@
 -- Exposed time only: what is hidden behind computation is no wait. Where an engine cannot tell the
 -- transfer from other waits on the decode side, the whole wait is an upper bound: then interval_low
 -- is what is known to be KV time, interval_high (= value) includes the bound, and `bound` says that
--- more than half of value is such a bound.
+-- more than half of value is such a bound. Where prefill and decode are split, the row is always
+-- there: that KV costs little is an answer, too.
 --
 -- grain:   one row per deployment
 -- needs:   phases, counted_requests, requests, deployment_sources, transfers, workers
@@ -59,7 +60,8 @@ request_wait AS (
 ),
 counted_wait AS (
   -- requests that did not wait count with 0
-  SELECT c.deployment, c.request, r.decode_worker AS worker, w.* EXCLUDE (request),
+  SELECT c.deployment, c.request, r.decode_worker AS worker, r.mode,
+    w.* EXCLUDE (request),
     (c.end_ns - c.start_ns) / 1e6 AS e2e_ms,
     (c.first_token_ns - c.start_ns) / 1e6 AS ttft_ms
   FROM counted_requests AS c
@@ -85,7 +87,7 @@ deployment_wait AS (
     sum(wait_ttft_ms) / nullif(sum(ttft_ms), 0) AS ttft_ratio,
     sum(wait_ms) / nullif(sum(e2e_ms), 0) AS e2e_ratio,
     count(*) FILTER (wait_ms > 0) AS requests,
-    count(*) AS seen,
+    count(*) AS seen, coalesce(bool_or(mode = 'disaggregated'), false) AS split,
     quantile_cont(coalesce(wait_ms, 0), 0.5) AS wait_p50_ms,
     quantile_cont(coalesce(wait_ms, 0), 0.9) AS wait_p90_ms,
     quantile_cont(coalesce(wait_ms, 0), 0.99) AS wait_p99_ms,
@@ -120,4 +122,5 @@ LEFT JOIN leading_workers AS w ON w.deployment IS NOT DISTINCT FROM d.deployment
 LEFT JOIN moved AS m ON m.deployment IS NOT DISTINCT FROM d.deployment
 LEFT JOIN deployment_sources AS s ON s.deployment = d.deployment AND s.evidence = 'requests'
 WHERE total_s > 0
-  AND (coalesce(ttft_ratio, 0) >= min_ttft_ratio OR coalesce(e2e_ratio, 0) >= min_e2e_ratio)
+  AND (split OR coalesce(ttft_ratio, 0) >= min_ttft_ratio
+    OR coalesce(e2e_ratio, 0) >= min_e2e_ratio)

@@ -3,18 +3,19 @@
 --
 -- Two signs: requests whose mean time per output token is out of the run's ordinary (request_marks)
 -- or above the limit given; and stalls: the part of gaps between emissions that exceeds 3 x the
--- median gap (or slo_itl_ms). A mean hides stalls, a median hides them wholly, so both are looked
--- at. Gaps are those of the outermost observer that has any; per chunk they are no token gaps and
--- are said to be chunks. A row appears when at least min_slow_ratio of the requests are slow and
--- (without a limit) cost 1 % of the stream time, or stalls hold at least min_stall_ratio of it.
--- Level B where gaps are known or the instants of first token and end are, else C. Severity:
--- warning when a limit is broken or at least 10 % of stream time is lost; info otherwise.
+-- median gap and the median by 20 ms (nobody sees less, and network and event loops cause it), or
+-- slo_itl_ms. A mean hides stalls, a median hides them wholly, so both are looked at. Gaps are
+-- those of the outermost observer that has any; per chunk they are no token gaps and are said to be
+-- chunks. A row appears when at least min_slow_ratio of the requests are slow and (without a limit)
+-- cost 1 % of the stream time, or stalls hold at least min_stall_ratio of it. Level B where gaps
+-- are known or the instants of first token and end are, else C. Severity: warning when a limit is
+-- broken or at least 10 % of stream time is lost; info otherwise.
 --
 -- grain:   one row per deployment
 -- needs:   request_marks, counted_requests, requests, gap_summary, streams, legs, deployment_sources
 -- params:
 --   slo_tpot_ms      NULL  limit for the mean time per output token; NULL: relative to the run
---   slo_itl_ms       NULL  a gap above it is a stall; NULL: 3 x the median gap
+--   slo_itl_ms       NULL  a gap above it is a stall; NULL: relative to the median gap
 --   min_slow_ratio   0.01  a smaller part of the requests is the tail that every run has
 --   min_stall_ratio  0.05  below a twentieth of the stream time, readers do not see it
 -- columns:
@@ -42,6 +43,7 @@
 --   gap_p50_ms        DOUBLE     ms  median gap
 --   gap_p99_ms        DOUBLE     ms  99th percentile
 --   gap_max_ms        DOUBLE     ms  longest gap
+--   stall_limit_ms    DOUBLE     ms  a gap above it is a stall; NULL without gaps
 --   stall_s           DOUBLE     s  sum of what gaps exceed the stall limit by
 --   stall_ratio       DOUBLE     1  stall_s over the sum of gaps
 --   gap_observer      VARCHAR    who saw the gaps
@@ -131,7 +133,8 @@ gap_limit AS (
   FROM outermost
 ),
 stall_summary AS (
-  SELECT g.deployment, sum(g.n * greatest(0, g.gap_ms - o.stall_limit_ms)) / 1e3 AS stall_s
+  SELECT g.deployment, any_value(o.stall_limit_ms) AS stall_limit_ms,
+    sum(g.n * greatest(0, g.gap_ms - o.stall_limit_ms)) / 1e3 AS stall_s
   FROM gap_length AS g
   JOIN gap_limit AS o ON o.deployment = g.deployment
   WHERE o.stall_limit_ms IS NOT NULL
@@ -160,7 +163,7 @@ deployment_pace AS (
   GROUP BY deployment
 ),
 judged AS (
-  SELECT p.*, g.* EXCLUDE (deployment, gap_sum_ms), s.stall_s,
+  SELECT p.*, g.* EXCLUDE (deployment, gap_sum_ms), s.stall_limit_ms, s.stall_s,
     s.stall_s * 1e3 / nullif(g.gap_sum_ms, 0) AS stall_ratio,
     o.* EXCLUDE (deployment),
     greatest(p.slow_s, s.stall_s) AS cost_s
@@ -187,8 +190,8 @@ SELECT j.deployment,
   coalesce(culprits, []) AS culprits,
   coalesce(s.paths, []) AS sources,
   measured, limit_ms, limit_given, typical_ms, tpot_p50_ms, tpot_p99_ms, slow_s, gaps, gap_p50_ms,
-  gap_p99_ms, gap_max_ms, stall_s, stall_ratio, gap_observer, gap_emission, output_rho,
-  output_rho_low, output_rho_high, output_pairs, slow_long_output
+  gap_p99_ms, gap_max_ms, stall_limit_ms, stall_s, stall_ratio, gap_observer, gap_emission,
+  output_rho, output_rho_low, output_rho_high, output_pairs, slow_long_output
 FROM judged AS j
 LEFT JOIN deployment_sources AS s ON s.deployment = j.deployment AND s.evidence = 'requests'
 WHERE stall_ratio >= min_stall_ratio

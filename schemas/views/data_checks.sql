@@ -55,10 +55,18 @@ leg_checks AS (
   SELECT
     deployment,
     count(*) AS examined,
-    count(*) FILTER (request IS NULL) AS lone,
-    count(*) FILTER (start_ns IS NOT NULL AND end_ns IS NULL) AS unended
+    count(*) FILTER (request IS NULL) AS lone
   FROM legs
   WHERE container IS NOT TRUE
+  GROUP BY deployment
+),
+end_checks AS (
+  SELECT
+    deployment,
+    count(*) AS examined,
+    count(*) FILTER (end_ns IS NULL) AS unended
+  FROM requests
+  WHERE start_ns IS NOT NULL
   GROUP BY deployment
 ),
 span_checks AS (
@@ -110,9 +118,9 @@ checks AS (
          'kinds of time whose end was not seen; left out of the phases'
   FROM interval_checks
   UNION ALL
-  SELECT deployment, 'leg_without_end', unended, examined, NULL, unended > 0.01 * examined,
-         'requests whose end one component did not see'
-  FROM leg_checks
+  SELECT deployment, 'request_without_end', unended, examined, NULL, unended > 0.01 * examined,
+         'requests that started and whose end nobody saw; they have no phases'
+  FROM end_checks
   UNION ALL
   SELECT deployment, 'leg_without_request', lone, examined, NULL, lone > 0,
          'records of a request that joined no request'

@@ -2,12 +2,12 @@
 -- run itself.
 --
 -- The typical value of a deployment is its median, or its lower quartile where the run falls into
--- two groups (median > 3 x lower quartile: half of the requests being slow must not make slowness
--- typical). A request is marked when it exceeds factor x typical and typical + 3 sigma (sigma from
--- the lower half of the values, which slow requests cannot widen; (factor + 1) x typical always
--- suffices), and the typical by at least 20 ms (TTFT) or 2 ms (per token): below that, clocks and
--- network jitter rule. A limit that the user gives (SLO) takes the place of all that. Fewer than
--- min_requests values: no marks (NULL).
+-- two groups (median > 3 x lower quartile, and 45 % of the values within 2 x lower quartile: half
+-- of the requests being slow must not make slowness typical). A request is marked when it exceeds
+-- factor x typical and typical + 3 sigma (sigma from the lower half of the values, which slow
+-- requests cannot widen; (factor + 1) x typical always suffices), and the typical by at least 20 ms
+-- (TTFT) or 2 ms (per token): below that, clocks and network jitter rule. A limit that the user
+-- gives (SLO) takes the place of all that. Fewer than min_requests values: no marks (NULL).
 --
 -- grain:   one row per request
 -- needs:   requests, counted_requests
@@ -107,8 +107,8 @@ thresholds AS (
     coalesce(slo_tpot_ms::DOUBLE, tpot_upper_ms) AS tpot_limit_ms
   FROM relative_limits
 )
-SELECT u.deployment, u.request, u.outcome, u.counted, u.ttft_ms, u.tpot_ms, u.e2e_ms, u.prompt_tokens,
-  u.uncached_tokens, u.output_tokens, t.ttft_typical_ms, t.ttft_limit_ms, t.tpot_typical_ms,
+SELECT u.deployment, u.request, u.outcome, u.counted, u.ttft_ms, u.tpot_ms, u.e2e_ms,
+  u.prompt_tokens, u.uncached_tokens, u.output_tokens, t.ttft_typical_ms, t.ttft_limit_ms, t.tpot_typical_ms,
   t.tpot_limit_ms,
   u.ttft_ms > t.ttft_limit_ms AS slow_first_token,
   u.pace_ms > t.tpot_limit_ms AS slow_stream,

@@ -22,7 +22,10 @@ def generate(path: Path, spans: int) -> None:
     resource = {
         "attributes": [
             {"key": "service.name", "value": {"stringValue": "vllm"}},
-            {"key": "service.instance.id", "value": {"stringValue": "6d5c7d0e-3f7e-4f0c-9d29-3a2d1f6f7a10"}},
+            {
+                "key": "service.instance.id",
+                "value": {"stringValue": "6d5c7d0e-3f7e-4f0c-9d29-3a2d1f6f7a10"},
+            },
             {"key": "vllm.instrumenting_module_name", "value": {"stringValue": "vllm.llm_engine"}},
             {"key": "vllm.process_id", "value": {"stringValue": "4242"}},
         ]
@@ -32,7 +35,10 @@ def generate(path: Path, spans: int) -> None:
             batch = []
             for index in range(first, min(first + SPANS_PER_LINE, spans)):
                 now += int(rnd.expovariate(40) * 1e9)
-                prompt, output = 1 + int(rnd.lognormvariate(6.2, 1.1)), 1 + int(rnd.expovariate(1 / 150))
+                prompt, output = (
+                    1 + int(rnd.lognormvariate(6.2, 1.1)),
+                    1 + int(rnd.expovariate(1 / 150)),
+                )
                 queue, prefill = rnd.expovariate(1 / 0.02), 0.008 + prompt * 6e-5
                 decode = (output - 1) * rnd.uniform(0.012, 0.03)
                 before = rnd.expovariate(1 / 0.01)
@@ -50,7 +56,12 @@ def generate(path: Path, spans: int) -> None:
                 }  # fmt: skip
                 attributes = [{"key": k, "value": {"doubleValue": v}} for k, v in doubles.items()]
                 attributes += [{"key": k, "value": {"intValue": str(v)}} for k, v in ints.items()]
-                attributes.append({"key": "gen_ai.request.id", "value": {"stringValue": f"chatcmpl-{rnd.getrandbits(128):032x}"}})
+                attributes.append(
+                    {
+                        "key": "gen_ai.request.id",
+                        "value": {"stringValue": f"chatcmpl-{rnd.getrandbits(128):032x}"},
+                    }
+                )
                 batch.append(
                     {
                         "traceId": f"{rnd.getrandbits(128):032x}", "spanId": f"{rnd.getrandbits(64):016x}",
@@ -60,7 +71,10 @@ def generate(path: Path, spans: int) -> None:
                     }
                 )  # fmt: skip
             scope = {"scope": {"name": "vllm.tracing.otel"}, "spans": batch}
-            out.write(orjson.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": [scope]}]}) + b"\n")
+            out.write(
+                orjson.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": [scope]}]})
+                + b"\n"
+            )
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -78,11 +92,22 @@ def main(arguments: list[str] | None = None) -> None:
     commands = {"pdtrace diagnose": [str(here / "pdtrace"), "diagnose", str(path)]}
     peer = shutil.which("inflame", path=str(here)) or shutil.which("inflame")
     if peer:
-        commands["inflame report"] = [peer, "report", str(path), "-o", str(options.folder / "inflame.html")]
+        commands["inflame report"] = [
+            peer,
+            "report",
+            str(path),
+            "-o",
+            str(options.folder / "inflame.html"),
+        ]
     runs = interleaved(commands, options.times)
     rows = [("", "wall s", "CPU s", "peak MB")]
-    rows += [(name, f"{r.wall_s:.2f}", f"{r.cpu_s:.2f}", f"{r.peak_mb:.0f}") for name, r in runs.items()]
-    table(f"Diagnosis of {options.requests:,} requests ({path.stat().st_size / 1e6:.0f} MB), median of {options.times}", rows)
+    rows += [
+        (name, f"{r.wall_s:.2f}", f"{r.cpu_s:.2f}", f"{r.peak_mb:.0f}") for name, r in runs.items()
+    ]
+    table(
+        f"Diagnosis of {options.requests:,} requests ({path.stat().st_size / 1e6:.0f} MB), median of {options.times}",
+        rows,
+    )
     if peer:
         ratio = runs["inflame report"].wall_s / runs["pdtrace diagnose"].wall_s
         print(f"  pdtrace is {ratio:.1f}x as fast (goal: at least 3, better 5)")

@@ -36,7 +36,9 @@ def run(command: Sequence[str], *, check: bool = True) -> Run:
     return Run(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, output)
 
 
-def interleaved(commands: dict[str, Sequence[str]], times: int, before: Callable[[], None] = lambda: None) -> dict[str, Run]:
+def interleaved(
+    commands: dict[str, Sequence[str]], times: int, before: Callable[[], None] = lambda: None
+) -> dict[str, Run]:
     """Run each command several times in turn, so that a noisy minute hits all; medians per command."""
     runs: dict[str, list[Run]] = {name: [] for name in commands}
     for _ in range(times):
@@ -44,7 +46,10 @@ def interleaved(commands: dict[str, Sequence[str]], times: int, before: Callable
             before()
             runs[name].append(run(command))
     return {
-        name: Run(*(median(getattr(r, key) for r in all_runs) for key in ("wall_s", "cpu_s", "peak_mb")), all_runs[-1].output)
+        name: Run(
+            *(median(getattr(r, key) for r in all_runs) for key in ("wall_s", "cpu_s", "peak_mb")),
+            all_runs[-1].output,
+        )
         for name, all_runs in runs.items()
     }
 
@@ -54,5 +59,8 @@ def table(title: str, rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     print(f"\n{title}")
     for row in rows:
-        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print(
+            "  "
+            + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
     sys.stdout.flush()

@@ -20,7 +20,9 @@ def main(arguments: list[str] | None = None) -> None:
     base = runs["python -c pass"].wall_s
     rows = [("", "wall s", "above bare interpreter", "goal")]
     goals = {"import pdtrace": "< 0.1 s above", "pdtrace --help": "< 0.3 s"}
-    rows += [(n, f"{r.wall_s:.3f}", f"{r.wall_s - base:.3f}", goals.get(n, "")) for n, r in runs.items()]
+    rows += [
+        (n, f"{r.wall_s:.3f}", f"{r.wall_s - base:.3f}", goals.get(n, "")) for n, r in runs.items()
+    ]
     table("Start-up, median of 7", rows)
 
 

@@ -68,7 +68,9 @@ def json_records(
                 value = orjson.loads(line)
             except orjson.JSONDecodeError:
                 last = batch.cut and offset == len(batch.lines) - 1
-                out.skip(ordinal, CUT_OFF if last else NOT_JSON, line[:200].decode("utf-8", "replace"))
+                out.skip(
+                    ordinal, CUT_OFF if last else NOT_JSON, line[:200].decode("utf-8", "replace")
+                )
                 continue
             if isinstance(value, dict):
                 ordinals.append(ordinal)

@@ -12,8 +12,8 @@ import polars as pl
 
 from pdtrace._graph import Ints, components
 from pdtrace._identity_legs import CLIENT, NEAR_NS, weak
+from pdtrace._worker_names import folder, plain, rename
 from pdtrace.store import Store
-from pdtrace.workers import folder, plain, rename
 
 _LEVELS = 3  # folders that are climbed to find the deployment of a file without requests
 _HOUR_NS = 3600 * 10**9
@@ -163,12 +163,18 @@ def gather(
             continue
         assert isinstance(root, int)
         names = strong.get(root, [])
-        keys = names or [
-            f"{paths.get(source, source)}|{plain(worker or '')}|{low if hard else ''}"
-            for source, worker, low, hard in part.select(
-                "source", "worker", "lo", pl.col("obs") > CLIENT
-            ).iter_rows()
-        ]
+        # Files lie elsewhere tomorrow: processes come first.
+        lasting = [name for name in names if not name.startswith(("file:", "pid:"))]
+        keys = (
+            lasting
+            or names
+            or [
+                f"{paths.get(source, source)}|{plain(worker or '')}|{low if hard else ''}"
+                for source, worker, low, hard in part.select(
+                    "source", "worker", "lo", pl.col("obs") > CLIENT
+                ).iter_rows()
+            ]
+        )
         folders: Counter[str] = Counter()
         for source, count in part.select("source", "legs").iter_rows():
             if source in paths:

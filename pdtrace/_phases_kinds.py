@@ -51,7 +51,9 @@ def number_kinds(intervals: pl.DataFrame) -> tuple[pl.DataFrame, Ints]:
     nobody = pl.DataFrame([_UNATTRIBUTED], schema=dict.fromkeys(KIND, pl.String))
     named = pl.concat([kinds.select(KIND), nobody])
     ranked = named.join(_RANKS, on="detail", how="left", maintain_order="left")
-    basis = pl.col("basis").replace_strict(_BASES, range(len(_BASES)), default=len(_BASES), return_dtype=pl.Int64)
+    basis = pl.col("basis").replace_strict(
+        _BASES, range(len(_BASES)), default=len(_BASES), return_dtype=pl.Int64
+    )
     rank = pl.col("rank") * (len(_BASES) + 1) + basis
     return ranked.select("phase", *KIND, rank.alias("rank")), place[number]
 

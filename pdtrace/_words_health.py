@@ -29,7 +29,9 @@ def kv_pressure(row: Row) -> Words:
             f"({plural(row['observations'], 'observation')}).",
             f"Meanwhile up to {count(waiting)} requests waited." if waiting else None,
         ),
-        suggestions=("give the KV cache more memory, admit fewer requests at once, or shorten contexts",),
+        suggestions=(
+            "more memory for the KV cache, fewer requests at once, or shorter contexts",
+        ),
     )
 
 
@@ -40,10 +42,14 @@ def preemption(row: Row) -> Words:
         title=f"{count(row['value'])} preemptions",
         detail=sentence(
             f"{plural(row['from_events'], 'event')} tell of them" if row["from_events"] else None,
-            f"counters say {count(row['from_counters'])} {total}." if row["from_counters"] is not None else None,
-            f"Known cost {seconds(row['cost_s'])}." if row["cost_s"] is not None else "What they cost is not in the data.",
+            f"counters say {count(row['from_counters'])} {total}."
+            if row["from_counters"] is not None
+            else None,
+            f"Known cost {seconds(row['cost_s'])}."
+            if row["cost_s"] is not None
+            else "What they cost is not in the data.",
         ),
-        suggestions=("preemption follows from a full KV cache: see kv_pressure",),
+        suggestions=("the remedies of kv_pressure: preemption follows from a full KV cache",),
     )
 
 
@@ -56,8 +62,12 @@ def worker_imbalance(row: Row) -> Words:
         detail=f"{plural(row['workers_seen'], 'worker')}; requests {_times(row['requests_over_mean'])}, tokens "
         f"{_times(row['tokens_over_mean'])} of the mean, the least loaded {_times(row['least_over_mean'])}; "
         f"{row['sigma']:.1f} standard deviations from chance.{idle}",
-        assumptions=("a router that follows prefix caches is uneven on purpose: unevenness alone is no fault",),
-        suggestions=("compare queue times of these workers; weigh load against cache affinity in the router",),
+        assumptions=(
+            "a router that follows prefix caches is uneven on purpose: unevenness alone is no fault",
+        ),
+        suggestions=(
+            "comparing queue times of these workers; weighing load against cache affinity in the router",
+        ),
     )
 
 
@@ -73,16 +83,20 @@ def failed_requests(row: Row) -> Words:
     if row["aborted"]:
         parts.append(f"{row['aborted']:,} aborted")
     if row["http_errors"]:
-        parts.append(f"{row['http_errors']:,} HTTP errors without a request seen ({row['server_errors']:,} of the server)")
+        parts.append(
+            f"{row['http_errors']:,} HTTP errors without a request seen ({row['server_errors']:,} of the server)"
+        )
     kinds = ", ".join(f"{e['error']}: {e['requests']:,}" for e in (row["errors"] or [])[:5])
     return Words(
         title=f"{' and '.join(parts) or 'no'} of {plural(row['seen'], 'request')}",
         detail=sentence(
             f"Kinds: {kinds}." if kinds else None,
-            f"{plural(row['retried'], 'request')} needed more than one attempt." if row["retried"] else None,
+            f"{plural(row['retried'], 'request')} needed more than one attempt."
+            if row["retried"]
+            else None,
             "Aborted requests count neither as failed nor as good.",
         ),
-        suggestions=("look at the log around these requests: `pdtrace query events PATH`",),
+        suggestions=("reading the log around these requests: `pdtrace query events PATH`",),
     )
 
 
@@ -93,7 +107,7 @@ def kv_alarm(row: Row) -> Words:
         title=f"{count(row['value'])} KV alarms: answers may be wrong, not only slow",
         detail=f"{kinds}. Such a request can end with status 200 and a wrong answer; whether one did is not in the data.",
         suggestions=(
-            "repeat the requests named; raise the time that KV is kept for the decode side, or shorten the wait before it is read",
+            "repeating the requests named; keeping KV longer for the decode side, or shortening the wait before it is read",
         ),
     )
 
@@ -104,7 +118,9 @@ def low_cache_reuse(row: Row) -> Words:
         title=f"later turns computed {share(row['share'])} of a reusable prefix again",
         detail=f"{count(row['value'])} of {count(row['reusable_tokens'])} tokens in {plural(row['sessions'], 'session')}; "
         f"{row['moved_turns']:,} of {plural(row['requests'], 'later turn')} went to another worker than the turn before.",
-        suggestions=("route the turns of a session to one worker; look at cache size and eviction",),
+        suggestions=(
+            "routing the turns of a session to one worker; cache size and eviction",
+        ),
     )
 
 
@@ -115,7 +131,9 @@ def decode_idle(row: Row) -> Words:
         detail=f"{seconds(row['value'])} of {seconds(row['observed_s'])} worker time; requests on their way to them waited "
         f"{seconds(row['kv_waited_s'])} for KV.",
         assumptions=("with a light load idle decode workers are headroom, not waste",),
-        suggestions=("prefill or the transfer is the bottleneck: look at the ratio of prefill to decode workers",),
+        suggestions=(
+            "another ratio of prefill to decode workers, where prefill or the transfer is the bottleneck",
+        ),
     )
 
 
@@ -124,7 +142,7 @@ def transfer_failures(row: Row) -> Words:
     return Words(
         title=f"{count(row['value'])} of {plural(row['transfers'], 'KV movement')} failed",
         detail=f"{row['failed']:,} failed, {row['expired']:,} expired.",
-        suggestions=("look at the transfer engine's log on both sides",),
+        suggestions=("reading the transfer engine's log on both sides",),
     )
 
 
@@ -142,11 +160,13 @@ def clock_skew(row: Row) -> Words:
     if row["negative_requests"]:
         parts.append(f"negative remainders in {plural(row['negative_requests'], 'request')}")
     if row["clipped_requests"]:
-        parts.append(f"in {plural(row['clipped_requests'], 'request')} intervals stick out of the window")
+        parts.append(
+            f"in {plural(row['clipped_requests'], 'request')} intervals stick out of the window"
+        )
     return Words(
         title="times of different records do not fit together exactly",
-        detail="; ".join(parts) + ". Nothing was clamped: the times stay as reported.",
-        suggestions=("synchronise the hosts' clocks, or compare only times of one host",),
+        detail="; ".join(parts) + ". Nothing was clamped; only a worker whose clock is clearly off was shifted, by the middle of its bounds.",
+        suggestions=("synchronising the hosts' clocks, or comparing only times of one host",),
     )
 
 
@@ -154,11 +174,12 @@ def data_gaps(row: Row) -> Words:
     """What is missing."""
     gaps = row["gaps"] or []
     lines = [
-        f"{g['missing']:,} of {g['total']:,} {GAP_WORDS.get(g['gap'], g['gap'])}" + (f" ({g['detail']})" if g["detail"] else "")
+        f"{g['missing']:,} of {g['total']:,} {GAP_WORDS.get(g['gap'], g['gap'])}"
+        + (f" ({g['detail']})" if g["detail"] else "")
         for g in gaps
     ]
     return Words(
         title="parts of the data are missing",
         detail="; ".join(lines) + ".",
-        suggestions=("`pdtrace coverage` names the switch that adds what is missing",),
+        suggestions=("the switches that `pdtrace coverage` names",),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pdtrace._words import Row, Words, phase, sentence
 from pdtrace.numbers import count, duration, plural, seconds, share
 
+PROMPT_ADVICE = "prefix caching or shorter contexts, before splitting prefill and decode"
 NOT_FASTER = "Taking the cause away makes streams steadier; that is not the same as faster."
 
 
@@ -43,8 +44,14 @@ def slow_first_token(row: Row) -> Words:
 
 def _prompt_strength(row: Row) -> str:
     if row["prompt_rho"] is None:
-        return f"{row['slow_long_input'] or 0:,} of {row['requests']:,} slow ones have a long prompt"
-    slope = f", {duration(row['prompt_slope_ms'])} for each 1,000 prompt tokens" if row["prompt_slope_ms"] is not None else ""
+        return (
+            f"{row['slow_long_input'] or 0:,} of {row['requests']:,} slow ones have a long prompt"
+        )
+    slope = (
+        f", {duration(row['prompt_slope_ms'])} for each 1,000 prompt tokens"
+        if row["prompt_slope_ms"] is not None
+        else ""
+    )
     return (
         f"rank correlation {row['prompt_rho']:.2f} "
         f"({row['prompt_rho_low']:.2f} to {row['prompt_rho_high']:.2f}, n = {row['prompt_pairs']:,}){slope}"
@@ -53,14 +60,14 @@ def _prompt_strength(row: Row) -> str:
 
 def _first_token_advice(row: Row) -> tuple[str, ...]:
     top = row["grown_phase"] or row["top_phase"]
-    if row["prompt_driven"]:
-        return ("try prefix caching or shorter contexts before splitting prefill and decode",)
+    if top in {"kv_wait", "kv_transfer", "kv_load"}:
+        return ("KV space on the decode workers, the link between prefill and decode, the size of the prompts",)
     if top in {"queue", "router"}:
-        return ("look at load and admission: requests wait before any of their tokens is computed",)
-    if top in {"kv_wait", "kv_transfer"}:
-        return ("look at KV space on the decode workers and at the link between prefill and decode",)
+        return ("load and admission: requests wait before any of their tokens is computed",)
+    if row["prompt_driven"]:
+        return (PROMPT_ADVICE,)
     if top == "unattributed":
-        return ("trace the hop in front of the engine: nobody accounts for this time",)
+        return ("tracing the hop in front of the engine: nobody accounts for this time",)
     return ()
 
 
@@ -69,7 +76,9 @@ def slow_stream(row: Row) -> Words:
     limit = "the limit" if row["limit_given"] else "what is ordinary in this run"
     gaps = None
     if row["gaps"]:
-        word = {"chunk": "chunks (a chunk may hold several tokens)", "token": "tokens"}.get(row["gap_emission"], "emissions")
+        word = {"chunk": "chunks (a chunk may hold several tokens)", "token": "tokens"}.get(
+            row["gap_emission"], "emissions"
+        )
         gaps = (
             f"Gaps between {word} as the {row['gap_observer']} saw them: p50 {duration(row['gap_p50_ms'])}, "
             f"p99 {duration(row['gap_p99_ms'])}, longest {duration(row['gap_max_ms'])}; stalls (beyond three times "
@@ -82,7 +91,9 @@ def slow_stream(row: Row) -> Words:
     rho = row["output_rho"]
     growth = None
     if rho is not None and row["output_rho_low"] is not None and row["output_rho_low"] > 0.3:
-        growth = f"The time per token grows with the length of the answer (rank correlation {rho:.2f})."
+        growth = (
+            f"The time per token grows with the length of the answer (rank correlation {rho:.2f})."
+        )
     return Words(
         title=title,
         detail=sentence(
@@ -91,7 +102,9 @@ def slow_stream(row: Row) -> Words:
             gaps,
             growth,
         ),
-        suggestions=("see prefill_interference, preemption and kv_pressure for what holds streams up",),
+        suggestions=(
+            "the findings prefill_interference, preemption and kv_pressure: they say what holds streams up",
+        ),
     )
 
 
@@ -107,7 +120,7 @@ def long_output(row: Row) -> Words:
             else None,
         ),
         assumptions=("a correlation over the run's requests, not a cause",),
-        suggestions=("limit or shorten answers where users do not need them",),
+        suggestions=("limiting answers where users do not need their length",),
     )
 
 
@@ -121,16 +134,26 @@ def engine_queue(row: Row) -> Words:
             "hand-over: the engine does not split them)"
         )
     if (row["placed_ratio"] or 0) > 0.5:
-        assumptions.append("laid out from durations that the engine reports, not measured at both ends")
+        assumptions.append(
+            "laid out from durations that the engine reports, not measured at both ends"
+        )
     return Words(
         title=f"requests wait for the engine: {_of_ttft(row)}",
         detail=f"{_wait(row)} In the engine's queue {seconds(row['prefill_queue_s'])}, before it {seconds(before)}"
-        + (f" (p99 {duration(row['before_queue_p99_ms'])})" if row["before_queue_p99_ms"] is not None else "")
-        + (f", for the first decode step {seconds(row['decode_queue_s'])}" if row["decode_queue_s"] else "")
+        + (
+            f" (p99 {duration(row['before_queue_p99_ms'])})"
+            if row["before_queue_p99_ms"] is not None
+            else ""
+        )
+        + (
+            f", for the first decode step {seconds(row['decode_queue_s'])}"
+            if row["decode_queue_s"]
+            else ""
+        )
         + ".",
         assumptions=tuple(assumptions),
         suggestions=(
-            "if steps are long, lower the token budget of a step; if requests queue, add workers or admit fewer at once",
+            "a lower token budget of a step where steps are long; more workers or fewer admitted at once where requests queue",
         ),
     )
 
@@ -141,7 +164,7 @@ def router_queue(row: Row) -> Words:
         title=f"the router costs {_of_ttft(row)}",
         detail=f"{_wait(row)} Queueing {seconds(row['router_queue_s'])}, deciding {seconds(row['router_decide_s'])}, "
         f"dispatching {seconds(row['dispatch_s'])}.",
-        suggestions=("look at the router's queue limits and at its CPU",),
+        suggestions=("the router's queue limits, and its CPU",),
     )
 
 
@@ -163,7 +186,11 @@ def kv_transfer(row: Row) -> Words:
     known = row["interval_low"] or 0.0
     moved = None
     if row["transfers"]:
-        size = f", {row['transferred_bytes'] / 1e6:,.1f} MB" if row["transferred_bytes"] is not None else ""
+        size = (
+            f", {row['transferred_bytes'] / 1e6:,.1f} MB"
+            if row["transferred_bytes"] is not None
+            else ""
+        )
         moved = f"Workers state {plural(row['transfers'], 'KV movement')}{size}."
     if row["bound"]:
         title = f"waiting for KV takes at most {_of_ttft(row)} (upper bound)"
@@ -172,7 +199,9 @@ def kv_transfer(row: Row) -> Words:
             "waiting for a step; these data do not tell them apart. "
             f"{seconds(known)} are known to be KV time."
         )
-        assumptions: tuple[str, ...] = ("the decode side's wait contains the transfer and is not only the transfer",)
+        assumptions: tuple[str, ...] = (
+            "the decode side's wait contains the transfer and is not only the transfer",
+        )
     else:
         title = f"KV transfer and waiting for it take {_of_ttft(row)}"
         detail = (
@@ -184,7 +213,9 @@ def kv_transfer(row: Row) -> Words:
         title,
         sentence(detail, moved),
         assumptions,
-        ("compare with the size of the KV and the speed of the link; check KV space on the decode workers",),
+        (
+            "comparing with the size of the KV and the speed of the link; KV space on the decode workers",
+        ),
     )
 
 
@@ -207,8 +238,8 @@ def prefill_interference(row: Row) -> Words:
             *(row["notes"] or ()),
         ),
         suggestions=(
-            "lower the token budget of a step (chunked prefill), cap long prefills, or keep long prompts on other workers",
-            NOT_FASTER,
+            "a lower token budget of a step (chunked prefill), a cap on long prefills, or other workers for long prompts. "
+            + NOT_FASTER,
         ),
     )
 
@@ -220,11 +251,17 @@ def unattributed_time(row: Row) -> Words:
     else:
         detail = (
             f"Per request p50 {duration(row['unknown_p50_ms'])}, p99 {duration(row['unknown_p99_ms'])}"
-            + (f"; {share(row['ttft_ratio'])} of the time before first tokens" if row["ttft_ratio"] is not None else "")
+            + (
+                f"; {share(row['ttft_ratio'])} of the time before first tokens"
+                if row["ttft_ratio"] is not None
+                else ""
+            )
             + "."
         )
     return Words(
         title=f"{share(row['share'])} of the requests' time is accounted for by nobody",
         detail=detail,
-        suggestions=("trace the components that are missing; `pdtrace coverage` lists the switches",),
+        suggestions=(
+            "tracing the components that are missing; `pdtrace coverage` lists the switches",
+        ),
     )

@@ -24,7 +24,9 @@ IN_MEMORY_BYTES = 512 << 20
 class Trace:
     """The tables, views and findings of one set of inputs."""
 
-    def __init__(self, store: Store, folder: tempfile.TemporaryDirectory[str] | None = None) -> None:
+    def __init__(
+        self, store: Store, folder: tempfile.TemporaryDirectory[str] | None = None
+    ) -> None:
         self.store = store
         self._folder = folder
 
@@ -86,8 +88,12 @@ def _size(paths: list[str]) -> int:
     total = 0
     for name in paths:
         path = Path(name)
-        files = [path] if path.is_file() else path.rglob("*") if path.is_dir() and name != STDIN else []
+        files = (
+            [path] if path.is_file() else path.rglob("*") if path.is_dir() and name != STDIN else []
+        )
         for file in files:
             if file.is_file():
-                total += file.stat().st_size * (10 if file.suffix in {".gz", ".zst", ".xz", ".bz2"} else 1)
+                total += file.stat().st_size * (
+                    10 if file.suffix in {".gz", ".zst", ".xz", ".bz2"} else 1
+                )
     return total

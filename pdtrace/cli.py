@@ -29,16 +29,24 @@ def _format(*choices: str) -> Callable[..., Any]:
 def _reading(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options of every command that reads dumps."""
     for option in (
-        click.option("--since", metavar="TIME", help="Only what started at or after this instant (ISO-8601, UTC)."),
+        click.option(
+            "--since",
+            metavar="TIME",
+            help="Only what started at or after this instant (ISO-8601, UTC).",
+        ),
         click.option("--until", metavar="TIME", help="Only what started before this instant."),
-        click.option("--keep-content", is_flag=True, help="Keep prompt and answer text found in spans."),
+        click.option(
+            "--keep-content", is_flag=True, help="Keep prompt and answer text found in spans."
+        ),
         click.option("--debug", is_flag=True, hidden=True),
     ):
         command = option(command)
     return command
 
 
-def _trace(paths: tuple[str, ...], since: str | None, until: str | None, keep_content: bool) -> Trace:
+def _trace(
+    paths: tuple[str, ...], since: str | None, until: str | None, keep_content: bool
+) -> Trace:
     from pdtrace.api import Trace
     from pdtrace.ingest import Options
     from pdtrace.options import parse_instant
@@ -64,7 +72,7 @@ class _Group(click.Group):
 @click.group(
     cls=_Group,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Shell completion: eval \"$(_PDTRACE_COMPLETE=bash_source pdtrace)\"  (zsh_source, fish_source likewise)",
+    epilog='Shell completion: eval "$(_PDTRACE_COMPLETE=bash_source pdtrace)"  (zsh_source, fish_source likewise)',
 )
 @click.version_option(__version__, prog_name="pdtrace")
 def cli() -> None:
@@ -152,8 +160,12 @@ def coverage(paths: tuple[str, ...], style: str,
 @_paths
 @_reading
 @_format("text", "csv", "json", "md")
-@click.option("--limit", type=int, default=50, show_default=True, help="Rows to print as text; 0 for all.")
-@click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="Parameter of a named query.")
+@click.option(
+    "--limit", type=int, default=50, show_default=True, help="Rows to print as text; 0 for all."
+)
+@click.option(
+    "--param", "params", multiple=True, metavar="NAME=VALUE", help="Parameter of a named query."
+)
 def query(query: str, paths: tuple[str, ...], style: str, limit: int, params: tuple[str, ...],
           since: str | None, until: str | None, keep_content: bool, debug: bool) -> None:  # fmt: skip
     """Print the rows of a view, finding or table by name, or of any SELECT.
@@ -172,7 +184,14 @@ def query(query: str, paths: tuple[str, ...], style: str, limit: int, params: tu
 @cli.command()
 @_paths
 @_reading
-@click.option("-o", "--output", required=True, metavar="FILE", type=click.Path(), help="The .duckdb file to make.")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    metavar="FILE",
+    type=click.Path(),
+    help="The .duckdb file to make.",
+)
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 def ingest(paths: tuple[str, ...], output: str, force: bool,
            since: str | None, until: str | None, keep_content: bool, debug: bool) -> None:  # fmt: skip
@@ -226,7 +245,13 @@ def schema(name: str | None, style: str) -> None:
 
 @cli.command()
 @_format("text", "json", "md")
-@click.option("-o", "--output", metavar="FOLDER", type=click.Path(), help="Also copy the dump there, to look at.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FOLDER",
+    type=click.Path(),
+    help="Also copy the dump there, to look at.",
+)
 def demo(style: str, output: str | None) -> None:
     """Diagnose a real vLLM run that ships with pdtrace.
 

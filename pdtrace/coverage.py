@@ -107,8 +107,34 @@ def items(store: Store) -> list[dict[str, Any]]:
     known = {deployment: switches(names) for deployment, names in engines.items()}
     general = switches(())
     return [
-        row | {"words": ITEM_WORDS.get(row["item"], row["item"]), "switch": known.get(row["deployment"], general).get(row["item"])}
+        row
+        | {
+            "words": ITEM_WORDS.get(row["item"], row["item"]),
+            "switch": known.get(row["deployment"], general).get(row["item"]),
+        }
         for row in store.query("coverage_items").iter_rows(named=True)
+    ]
+
+
+def sources(store: Store) -> list[dict[str, Any]]:
+    """Every file, archive member and stream: who read it, its counts, why records were not kept."""
+    reasons: dict[int, dict[str, int]] = {}
+    for number, reason, records in store.rows(
+        "SELECT source, reason, records FROM skipped ORDER BY source, records DESC, reason"
+    ):
+        reasons.setdefault(number, {})[reason] = records
+    return [
+        {
+            "path": row["path"],
+            "collector": row["collector"],
+            "used": bool(row["used"]),
+            "why": row["why"] or "",
+            "rows_read": row["rows_read"] or 0,
+            "rows_kept": row["rows_kept"] or 0,
+            "rows_skipped": row["rows_skipped"] or 0,
+            "skipped_reasons": reasons.get(row["source"], {}),
+        }
+        for row in store.sql("FROM sources ORDER BY path").iter_rows(named=True)
     ]
 
 
@@ -135,7 +161,7 @@ def report(store: Store) -> dict[str, Any]:
             }
             for d in deployments
         ],
-        "sources": store.sql("SELECT * REPLACE (coalesce(why, '') AS why) FROM sources ORDER BY path").to_dicts(),
+        "sources": sources(store),
     }  # fmt: skip
 
 
@@ -144,7 +170,9 @@ def unknown(store: Store, deployments: Sequence[Deployment]) -> list[str]:
     names = {d.id: d.name for d in deployments}
     lines: dict[tuple[str, str], list[str]] = {}
     for row in items(store):
-        missing = row["applies"] is not False and row["expected"] and row["present_ratio"] is not None
+        missing = (
+            row["applies"] is not False and row["expected"] and row["present_ratio"] is not None
+        )
         if missing and row["present_ratio"] < ENOUGH and row["deployment"] in names:
             how = f": {row['switch']}" if row["switch"] else ""
             part = f"{row['present']:,} of {row['expected']:,} {row['unit']}"
@@ -168,7 +196,9 @@ def not_supported(store: Store, deployments: Sequence[Deployment]) -> list[str]:
         lines += [where + line for line in _limits(store, deployment)]
     loads = "each deployment ran at one load" if several else "this is one period at one load"
     lines.append(f"a capacity or 'times more goodput' claim: {loads}")
-    lines.append("that another set-up (P/D split or not, another ratio, another chunk size) would be faster: nothing here ran it")
+    lines.append(
+        "that another set-up (P/D split or not, another ratio, another chunk size) would be faster: nothing here ran it"
+    )
     if several:
         lines.append("a ranking of the deployments: their conditions were not matched")
     return lines
@@ -181,27 +211,46 @@ def _limits(store: Store, deployment: Deployment) -> list[str]:
         [deployment.id],
     )[0]
     named = store.rows(
-        "SELECT count(*) FROM step_members JOIN workers USING (worker) WHERE deployment = ?", [deployment.id]
+        "SELECT count(*) FROM step_members JOIN workers USING (worker) WHERE deployment = ?",
+        [deployment.id],
     )[0][0]
     lines = []
     if set(details) <= {"unattributed"}:
-        lines.append("where the time went inside the server: only durations of whole requests are there")
+        lines.append(
+            "where the time went inside the server: only durations of whole requests are there"
+        )
     if not steps:
-        lines.append("whether prompts of some requests held up the streams of others: no engine steps are there")
+        lines.append(
+            "whether prompts of some requests held up the streams of others: no engine steps are there"
+        )
     elif not members:
         lines.append("sums over engine steps: only samples of them are there")
     elif not named:
-        lines.append("which request's prompt stalled which stream: the step records name no requests")
+        lines.append(
+            "which request's prompt stalled which stream: the step records name no requests"
+        )
     if "kv_wait_upper_bound" in details:
-        lines.append("how long the KV transfer itself took: only the whole wait on the decode side is known (upper bound)")
+        lines.append(
+            "how long the KV transfer itself took: only the whole wait on the decode side is known (upper bound)"
+        )
     if "before_queue" in details:
-        lines.append("whether the front end or the running step made requests wait before the engine's queue")
-    headline = next((row for row in deployment.latency if row["metric"] == "ttft_ms" and row["headline"]), None)
+        lines.append(
+            "whether the front end or the running step made requests wait before the engine's queue"
+        )
+    headline = next(
+        (row for row in deployment.latency if row["metric"] == "ttft_ms" and row["headline"]), None
+    )
     if headline is None:
-        lines.append("a headline TTFT: no observer saw start and first token of 90 % of the completed requests")
+        lines.append(
+            "a headline TTFT: no observer saw start and first token of 90 % of the completed requests"
+        )
     elif headline["observer"] != "client":
-        lines.append(f"what the user waited: the outermost observer is the {headline['observer']}, the way to the client is not in it")
+        lines.append(
+            f"what the user waited: the outermost observer is the {headline['observer']}, the way to the client is not in it"
+        )
     small = deployment.requests["count"]
     if small < 100:
-        lines.append(f"99th percentiles: {plural(small, 'request')} have no 99th percentile to speak of")
+        lines.append(
+            f"99th percentiles: {plural(small, 'request')} have no 99th percentile to speak of"
+        )
     return lines

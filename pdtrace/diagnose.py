@@ -17,6 +17,7 @@ SCHEMA = "pdtrace.diagnosis/1"
 _SEVERITIES = ("critical", "warning", "info")
 _METRICS = ("ttft_ms", "e2e_ms", "tpot_ms", "itl_ms")
 _DETAILS = tuple(PHASE_DETAILS)
+_READ_BY_MANY = ("counted_requests", "deployment_sources", "phase_by_request", "gap_summary")
 
 Row = Mapping[str, Any]
 
@@ -103,16 +104,24 @@ def _finding_dict(finding: Finding) -> dict[str, Any]:
 def diagnose(store: Store, slo: Slo | None = None) -> Diagnosis:
     """Diagnose what the store holds. Every deployment is judged apart; nothing is pooled."""
     slo = slo or Slo()
+    with store.computed_once(*_READ_BY_MANY):
+        return _diagnose(store, slo)
+
+
+def _diagnose(store: Store, slo: Slo) -> Diagnosis:
     findings = _findings(store, slo)
     latency = sorted(
         store.query("latency_by_observer").to_dicts(),
         key=lambda r: (_METRICS.index(r["metric"]), OBSERVERS.index(r["observer"])),
     )
     phases = sorted(
-        store.query("phase_summary").to_dicts(), key=lambda r: (PHASES.index(r["phase"]), _DETAILS.index(r["detail"]))
+        store.query("phase_summary").to_dicts(),
+        key=lambda r: (PHASES.index(r["phase"]), _DETAILS.index(r["detail"])),
     )
     workers = store.sql("FROM workers ORDER BY deployment, role, name, worker").to_dicts()
-    facts = store.sql("SELECT f.*, w.deployment FROM facts f LEFT JOIN workers w USING (worker)").to_dicts()
+    facts = store.sql(
+        "SELECT f.*, w.deployment FROM facts f LEFT JOIN workers w USING (worker)"
+    ).to_dicts()
     deployments = []
     for row in _deployments(store):
         deployment = Deployment(
@@ -123,14 +132,20 @@ def diagnose(store: Store, slo: Slo | None = None) -> Diagnosis:
             workers=tuple(_worker(w) for w in workers if w["deployment"] == row["deployment"]),
             verdict="",
             requests=_counts(store, row["deployment"]),
-            latency=tuple(_without(r, "deployment") for r in latency if r["deployment"] == row["deployment"]),
-            phases=tuple(_without(r, "deployment") for r in phases if r["deployment"] == row["deployment"]),
+            latency=tuple(
+                _without(r, "deployment") for r in latency if r["deployment"] == row["deployment"]
+            ),
+            phases=tuple(
+                _without(r, "deployment") for r in phases if r["deployment"] == row["deployment"]
+            ),
             findings=tuple(_ranked(f for f in findings if f.deployment == row["deployment"])),
             slo=tuple(_attainment(store, row["deployment"], slo)),
-            conditions=tuple(coverage.conditions(f for f in facts if f["deployment"] == row["deployment"])),
+            conditions=tuple(
+                coverage.conditions(f for f in facts if f["deployment"] == row["deployment"])
+            ),
         )
         deployments.append(replace(deployment, verdict=wording.verdict(deployment)))
-    sources = tuple(_sources(store))
+    sources = tuple(coverage.sources(store))
     return Diagnosis(
         overview=wording.overview(deployments, sources),
         sources=sources,
@@ -165,7 +180,12 @@ def _ranked(findings: Any) -> list[Finding]:
     """Critical first, then by seconds lost; unknown cost last inside a severity."""
     return sorted(
         findings,
-        key=lambda f: (f.severity != "critical", -(f.cost_s or 0.0), _SEVERITIES.index(f.severity), f.id),
+        key=lambda f: (
+            f.severity != "critical",
+            -(f.cost_s or 0.0),
+            _SEVERITIES.index(f.severity),
+            f.id,
+        ),
     )
 
 
@@ -183,9 +203,14 @@ def _worker(row: Row) -> dict[str, Any]:
 
 def _counts(store: Store, deployment: str) -> dict[str, int]:
     rows = dict(
-        store.rows("SELECT outcome, count(*) FROM requests WHERE deployment = ? GROUP BY outcome", [deployment])
+        store.rows(
+            "SELECT outcome, count(*) FROM requests WHERE deployment = ? GROUP BY outcome",
+            [deployment],
+        )
     )
-    counts = {name: int(rows.get(name, 0)) for name in ("completed", "failed", "aborted", "unknown")}
+    counts = {
+        name: int(rows.get(name, 0)) for name in ("completed", "failed", "aborted", "unknown")
+    }
     return {"count": sum(int(n) for n in rows.values()), **counts}
 
 
@@ -194,18 +219,23 @@ def _attainment(store: Store, deployment: str, slo: Slo) -> list[dict[str, Any]]
 
     A request with one output token has no TPOT: it passes any TPOT limit, as in vLLM's bench (method: G2).
     """
-    limits = {key: value for key, value in vars(slo).items() if value is not None and key != "itl_ms"}
+    limits = {
+        key: value for key, value in vars(slo).items() if value is not None and key != "itl_ms"
+    }
     if not limits:
         return []
     rows = []
-    tests = {key: f"(coalesce({key} <= {value}, {key} IS NULL AND output_tokens = 1))" for key, value in limits.items()}
+    tests = {
+        key: f"(coalesce({key} <= {value}, {key} IS NULL AND output_tokens = 1))"
+        for key, value in limits.items()
+    }
     tests["all"] = "(" + " AND ".join(tests.values()) + ")"
     for key, test in tests.items():
         known = test if key == "all" else f"{key} IS NOT NULL OR output_tokens = 1"
         ((n, completed, unknown, good),) = store.rows(
             f"""SELECT count(*), count(*) FILTER (outcome = 'completed'),
                        count(*) FILTER (outcome = 'completed' AND NOT coalesce({known}, false)
-                                        AND {'true' if key != 'all' else 'ttft_ms IS NULL'}),
+                                        AND {"true" if key != "all" else "ttft_ms IS NULL"}),
                        count(*) FILTER (outcome = 'completed' AND {test})
                 FROM requests WHERE deployment = ?""",
             [deployment],
@@ -219,25 +249,6 @@ def _attainment(store: Store, deployment: str, slo: Slo) -> list[dict[str, Any]]
             }
         )  # fmt: skip
     return rows
-
-
-def _sources(store: Store) -> list[dict[str, Any]]:
-    reasons: dict[int, dict[str, int]] = {}
-    for row in store.sql("FROM skipped ORDER BY source, records DESC, reason").iter_rows(named=True):
-        reasons.setdefault(row["source"], {})[row["reason"]] = row["records"]
-    return [
-        {
-            "path": row["path"],
-            "collector": row["collector"],
-            "used": bool(row["used"]),
-            "why": row["why"] or "",
-            "rows_read": row["rows_read"] or 0,
-            "rows_kept": row["rows_kept"] or 0,
-            "rows_skipped": row["rows_skipped"] or 0,
-            "skipped_reasons": reasons.get(row["source"], {}),
-        }
-        for row in store.sql("FROM sources ORDER BY path").iter_rows(named=True)
-    ]
 
 
 def _without(row: Row, *names: str) -> dict[str, Any]:

@@ -51,7 +51,9 @@ def _find(store: Store, wanted: str) -> str:
             "SELECT request FROM requests ORDER BY coalesce(ttft_ms, e2e_ms) DESC NULLS LAST, request LIMIT 1",
         )
         if not rows:
-            raise PdtraceError("there are no requests in these data", "`pdtrace coverage` shows what there is")
+            raise PdtraceError(
+                "there are no requests in these data", "`pdtrace coverage` shows what there is"
+            )
         return str(rows[0]["request"])
     exact = _rows(store, "SELECT request FROM requests WHERE request = ?", wanted)
     if exact:
@@ -73,7 +75,8 @@ def _find(store: Store, wanted: str) -> str:
     if len(found) > 1:
         names = ", ".join(str(row["request"]) for row in found[:6])
         raise PdtraceError(
-            f"{wanted} fits {len(found)}{' or more' if len(found) == 20 else ''} requests", f"name one of: {names}"
+            f"{wanted} fits {len(found)}{' or more' if len(found) == 20 else ''} requests",
+            f"name one of: {names}",
         )
     return str(found[0]["request"])
 
@@ -82,8 +85,10 @@ def _summary(row: dict[str, Any]) -> list[str]:
     tokens = f"{numbers.count(row['prompt_tokens'])} prompt tokens ({numbers.count(row['cached_tokens'])} cached), {numbers.count(row['output_tokens'])} output tokens"
     lines = [
         f"{row['outcome']}{' (' + row['error'] + ')' if row['error'] else ''}, {row['mode'] or 'mode unknown'}, {tokens}",
-        f"TTFT {numbers.duration(row['ttft_ms'])}, whole {numbers.duration(row['e2e_ms'])}, "
-        f"per output token {numbers.duration(row['tpot_ms'])} as the {row['first_token_observer'] or 'records'} saw it",
+        (
+            f"TTFT {numbers.duration(row['ttft_ms'])}, whole {numbers.duration(row['e2e_ms'])}, "
+            f"per output token {numbers.duration(row['tpot_ms'])} as the {row['first_token_observer'] or 'records'} saw it"
+        ),
     ]
     if (row["streams"] or 1) > 1:
         lines.append(f"{row['streams']} streams (n = {row['streams']})")
@@ -98,7 +103,9 @@ def _summary(row: dict[str, Any]) -> list[str]:
 
 
 def _observations(store: Store, request: str) -> dict[str, Any]:
-    rows = _rows(store, "SELECT * FROM observations WHERE request = ? ORDER BY start_ns NULLS LAST", request)
+    rows = _rows(
+        store, "SELECT * FROM observations WHERE request = ? ORDER BY start_ns NULLS LAST", request
+    )
     return {
         "title": "As each observer saw it",
         "columns": ["observer", "TTFT", "total", "per token", "level", "from … to"],
@@ -148,7 +155,11 @@ def _legs(store: Store, request: str, row: dict[str, Any]) -> dict[str, Any]:
     origin = row["start_ns"]
 
     def offset(instant: int | None) -> str:
-        return "" if instant is None or origin is None else f"+{numbers.duration((instant - origin) / 1e6)}"
+        return (
+            ""
+            if instant is None or origin is None
+            else f"+{numbers.duration((instant - origin) / 1e6)}"
+        )
 
     return {
         "title": "Records of it",

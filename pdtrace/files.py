@@ -15,14 +15,18 @@ from pdtrace.ingest import Options, ingest
 from pdtrace.store import Store
 
 
-def make_store(paths: list[str], output: str, options: Options, *, force: bool = False) -> list[dict[str, Any]]:
+def make_store(
+    paths: list[str], output: str, options: Options, *, force: bool = False
+) -> list[dict[str, Any]]:
     """Read dumps into a new .duckdb file; it appears under its name only when it is whole.
 
     Raises PdtraceError when the file exists and force is not given. Returns the rows of `sources`.
     """
     target = Path(output)
     if target.exists() and not force:
-        raise PdtraceError(f"{output}: exists already", "give another name, or --force to replace it")
+        raise PdtraceError(
+            f"{output}: exists already", "give another name, or --force to replace it"
+        )
     if not target.parent.is_dir():
         raise PdtraceError(f"{target.parent}: no such folder", "make it first")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".pdtrace-") as folder:
@@ -30,7 +34,9 @@ def make_store(paths: list[str], output: str, options: Options, *, force: bool =
         store = Store(draft)
         try:
             ingest(paths, store, options)
-            rows = store.sql("SELECT * REPLACE (coalesce(why, '') AS why) FROM sources ORDER BY path").to_dicts()
+            rows = store.sql(
+                "SELECT * REPLACE (coalesce(why, '') AS why) FROM sources ORDER BY path"
+            ).to_dicts()
             store.execute("CHECKPOINT")
         finally:
             store.close()

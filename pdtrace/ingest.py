@@ -18,7 +18,9 @@ from pdtrace.store import Store
 DAMAGED = (OSError, EOFError, zlib.error, zstandard.ZstdError)  # streams that stop being readable
 DUPLICATE_FILE = "duplicate of another source"
 NO_ROW = "gave no row"
-Progress = Callable[[str, int, int], None]  # label, bytes read of the files so far, bytes of all files
+Progress = Callable[
+    [str, int, int], None
+]  # label, bytes read of the files so far, bytes of all files
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ def ingest(paths: list[str], store: Store, options: Options | None = None) -> No
     """
     options = options or Options()
     inputs = expand(paths)
-    accounts = _read_all(inputs, store, options)
+    with store.bulk_load():
+        accounts = _read_all(inputs, store, options)
     _write_sources(store, accounts)
     _forget_twins(store, accounts)
     _note_copies(accounts, spans.deduplicate(store.connection))
@@ -70,7 +73,10 @@ def _nothing(paths: list[str], accounts: list[Account]) -> tuple[str, str]:
     """Message and hint when nothing could be used."""
     where = ", ".join(paths)
     if not accounts:
-        return f"{where}: nothing to read", "give a file or a folder that holds logs, traces, metrics or bench files"
+        return (
+            f"{where}: nothing to read",
+            "give a file or a folder that holds logs, traces, metrics or bench files",
+        )
     reasons = "; ".join(f"{a.item.path}: {a.problem or a.what}" for a in accounts[:3])
     more = f" and {len(accounts) - 3} more" if len(accounts) > 3 else ""
     return (
@@ -177,10 +183,15 @@ def _note_copies(accounts: list[Account], removed: pl.DataFrame) -> None:
     for row in removed.iter_rows(named=True):
         account = accounts[row["source"]]
         same = row["records"] - row["conflicts"]
-        for reason, count in ((row["reason"], same), (f"conflict: {row['reason']}", row["conflicts"])):
+        for reason, count in (
+            (row["reason"], same),
+            (f"conflict: {row['reason']}", row["conflicts"]),
+        ):
             if count:
                 account.reasons[reason] += count
-                account.positions[reason].extend(row["positions"][: 5 - len(account.positions[reason])])
+                account.positions[reason].extend(
+                    row["positions"][: 5 - len(account.positions[reason])]
+                )
 
 
 def _forget(store: Store, source: int) -> None:
@@ -277,9 +288,13 @@ def _cut_to_window(store: Store, options: Options) -> None:
         return
     inside = " AND ".join(conditions)
     for table, column in (("requests", "start_ns"), ("samples", "time_ns"), ("events", "time_ns")):
-        store.execute(f"DELETE FROM {table} WHERE NOT coalesce({inside.format(column=column)}, false)")
+        store.execute(
+            f"DELETE FROM {table} WHERE NOT coalesce({inside.format(column=column)}, false)"
+        )
     start = "coalesce(start_ns, start_lower_ns)"
     store.execute(f"DELETE FROM steps WHERE NOT coalesce({inside.format(column=start)}, false)")
     store.execute("DELETE FROM observations WHERE request NOT IN (SELECT request FROM requests)")
     if store.count("requests") == 0 and store.count("samples") == 0 and store.count("steps") == 0:
-        raise PdtraceError("nothing happened inside --since/--until", "`pdtrace coverage` shows the time range")
+        raise PdtraceError(
+            "nothing happened inside --since/--until", "`pdtrace coverage` shows the time range"
+        )

@@ -132,9 +132,11 @@ def _inputs(path: str) -> Iterator[Input]:
     elif Path(path).exists():
         yield from _file(path)
     elif has_magic(path):
-        names = sorted(glob(path, recursive=True))
+        names = sorted(glob(path, recursive=True))  # noqa: PTH207 -- absolute patterns too
         if not names:
-            raise UnreadableInput(f"{path}: no file matches", "check the pattern; quote it for the shell")
+            raise UnreadableInput(
+                f"{path}: no file matches", "check the pattern; quote it for the shell"
+            )
         for name in names:
             yield from _inputs(name)
     else:
@@ -259,7 +261,9 @@ def _tar_members(path: str, whole: Input) -> Iterator[Input]:
             if body is None:
                 continue
             spools[member] = _spool(body, info.size)
-            yield Input(member, _spool_opener(spools, member), int(info.mtime) * 1_000_000_000, info.size)
+            yield Input(
+                member, _spool_opener(spools, member), int(info.mtime) * 1_000_000_000, info.size
+            )
 
 
 _folders: list[tempfile.TemporaryDirectory[str]] = []
@@ -280,6 +284,8 @@ def _spool(body: IO[bytes], size: int) -> bytes | str:
 def _spool_opener(spools: dict[str, bytes | str], member: str) -> Callable[[], IO[bytes]]:
     def reopen() -> IO[bytes]:
         spool = spools[member]
-        return cast(IO[bytes], io.BytesIO(spool) if isinstance(spool, bytes) else Path(spool).open("rb"))
+        return cast(
+            IO[bytes], io.BytesIO(spool) if isinstance(spool, bytes) else Path(spool).open("rb")
+        )
 
     return reopen

@@ -89,7 +89,9 @@ def name_resources(store: Store) -> None:
         )  # fmt: skip
         named.append({"resource": row["resource"], "worker": worker})
     sink.close()
-    store.temporary("resource_workers", pl.DataFrame(named, schema={"resource": pl.String, "worker": pl.String}))
+    store.temporary(
+        "resource_workers", pl.DataFrame(named, schema={"resource": pl.String, "worker": pl.String})
+    )
 
 
 def _interpret_logs(store: Store) -> None:
@@ -97,7 +99,7 @@ def _interpret_logs(store: Store) -> None:
     if store.count("log_records") == 0:
         return
     records = store.sql(
-        f"""SELECT l.*, r.service_name, {_resolved('l.resource')} AS worker
+        f"""SELECT l.*, r.service_name, {_resolved("l.resource")} AS worker
             FROM log_records l LEFT JOIN resources r USING (resource)"""
     )
     facts = store.sql("SELECT worker, key, value FROM facts")
@@ -106,7 +108,9 @@ def _interpret_logs(store: Store) -> None:
         if not claims.log_scopes or not hasattr(module, "interpret_logs"):
             continue
         tests = [
-            pl.col("scope_name").str.starts_with(scope[:-1]) if scope.endswith("*") else pl.col("scope_name") == scope
+            pl.col("scope_name").str.starts_with(scope[:-1])
+            if scope.endswith("*")
+            else pl.col("scope_name") == scope
             for scope in claims.log_scopes
         ]
         mine = records.filter(pl.any_horizontal(tests))
@@ -131,7 +135,11 @@ def _assign_owners(store: Store) -> None:
            FROM spans GROUP BY ALL"""
     )
     rows = [
-        {"scope_name": scope, "name": name, "owner": registry.owner(scope, name or "", frozenset(keys or ()))}
+        {
+            "scope_name": scope,
+            "name": name,
+            "owner": registry.owner(scope, name or "", frozenset(keys or ())),
+        }
         for scope, name, keys in groups
     ]
     kinds = {"scope_name": pl.String, "name": pl.String, "owner": pl.String}
@@ -144,7 +152,8 @@ def _frame(store: Store, name: str, claims: Claims, batch: int, batches: int) ->
         f'{spans.attribute_sql(key, kind)} AS "{key}"' for key, kind in claims.attributes.items()
     )
     resource = ", ".join(
-        f'r.{spans.resource_attribute_sql(key)} AS "resource.{key}"' for key in claims.resource_attributes
+        f'r.{spans.resource_attribute_sql(key)} AS "resource.{key}"'
+        for key in claims.resource_attributes
     )
     part = f"hash(t.trace_id) % {batches} = {batch}" if batches > 1 else "true"
     others = store.scalar(f"SELECT count(*) FROM span_owners WHERE owner IS DISTINCT FROM '{name}'")

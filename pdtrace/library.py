@@ -200,7 +200,9 @@ def parse_query(name: str, kind: Literal["views", "findings"], text: str) -> Que
         grain=" ".join(sections.get("grain", [])),
         needs=tuple(_words(" ".join(sections.get("needs", [])))),
         params=tuple(_parameter(line) for line in sections.get("params", [])),
-        columns=tuple(_column(line) for line in sections.get("columns", []) if _WIDE_GAP.search(line)),
+        columns=tuple(
+            _column(line) for line in sections.get("columns", []) if _WIDE_GAP.search(line)
+        ),
         body="\n".join(lines[count:]).strip().rstrip(";"),
     )
 
@@ -211,7 +213,9 @@ def _words(text: str) -> list[str]:
 
 def _parameter(line: str) -> Parameter:
     parts = _WIDE_GAP.split(line.strip(), maxsplit=2)
-    return Parameter(parts[0], parts[1] if len(parts) > 1 else "NULL", parts[2] if len(parts) > 2 else "")
+    return Parameter(
+        parts[0], parts[1] if len(parts) > 1 else "NULL", parts[2] if len(parts) > 2 else ""
+    )
 
 
 def _column(line: str) -> Column:

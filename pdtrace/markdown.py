@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 def cell(text: object) -> str:
     """A table cell: pipes, line breaks and angle brackets cannot break out of it."""
-    plain = str(text).replace("\\", "\\\\").replace("|", "\\|").replace("\r", " ").replace("\n", " ")
+    plain = (
+        str(text).replace("\\", "\\\\").replace("|", "\\|").replace("\r", " ").replace("\n", " ")
+    )
     return plain.replace("<", "&lt;").replace("`", "\\`")
 
 
@@ -37,15 +39,31 @@ def diagnosis_markdown(diagnosis: Diagnosis) -> str:
         if items:
             parts += [f"### {title}", "", *(f"- {cell(item)}" for item in items), ""]
     rows = [
-        (shorten_path(s["path"]), s["collector"] or "", s["rows_read"], s["rows_kept"], s["rows_skipped"], s["why"])
+        (
+            shorten_path(s["path"]),
+            s["collector"] or "",
+            s["rows_read"],
+            s["rows_kept"],
+            s["rows_skipped"],
+            s["why"],
+        )
         for s in diagnosis.sources
     ]
-    parts += ["### Sources", "", table(("path", "read as", "read", "kept", "skipped", "remark"), rows)]
+    parts += [
+        "### Sources",
+        "",
+        table(("path", "read as", "read", "kept", "skipped", "remark"), rows),
+    ]
     return "\n".join(parts)
 
 
 def _deployment(deployment: Deployment) -> list[str]:
-    parts = [f"## {cell(deployment.name or deployment.id)}", "", f"**{cell(deployment.verdict)}**", ""]
+    parts = [
+        f"## {cell(deployment.name or deployment.id)}",
+        "",
+        f"**{cell(deployment.verdict)}**",
+        "",
+    ]
     parts += [cell(facts_line(deployment)), ""]
     if deployment.latency:
         rows = [
@@ -53,7 +71,12 @@ def _deployment(deployment: Deployment) -> list[str]:
              *(numbers.duration(r[q]) for q in ("p50", "p90", "p99", "max")), f"{r['level']} {r['basis']}")
             for r in deployment.latency
         ]  # fmt: skip
-        parts += [table(("metric (* headline)", "observer", "n", "p50", "p90", "p99", "max", "evidence"), rows)]
+        parts += [
+            table(
+                ("metric (* headline)", "observer", "n", "p50", "p90", "p99", "max", "evidence"),
+                rows,
+            )
+        ]
     if deployment.phases:
         phases = [
             (r["phase"], r["detail"], r["count"], *(numbers.duration(r[q]) for q in ("p50_ms", "p90_ms", "p99_ms")),
@@ -71,7 +94,10 @@ def _deployment(deployment: Deployment) -> list[str]:
         parts += [table(("request", "in", "out", "TTFT", "total", "mark", "note"), marks)]
     for finding in deployment.findings:
         cost = f"{numbers.seconds(finding.cost_s)} lost" if finding.cost_s is not None else ""
-        parts += [f"- **[{finding.severity}] {cell(finding.title)}**  ", f"  {cell(finding.detail)}  "]
+        parts += [
+            f"- **[{finding.severity}] {cell(finding.title)}**  ",
+            f"  {cell(finding.detail)}  ",
+        ]
         parts += [f"  {cell(evidence_line(finding, cost))}"]
         parts += [f"  - assumes: {cell(text)}" for text in finding.assumptions]
         parts += [f"  - try: {cell(text)}" for text in finding.suggestions]

@@ -175,8 +175,12 @@ class Claims:
     # type that can be cast are cast (Dynamo writes numbers as strings); the others are NULL.
     attributes: Mapping[str, type] = field(default_factory=dict)
     resource_attributes: tuple[str, ...] = ()  # wanted as columns `resource.<key>`, text
-    resource_aliases: Mapping[str, str] = field(default_factory=dict)  # resource attribute -> alias kind
-    log_scopes: tuple[str, ...] = ()  # scopes of OTLP log records for interpret_logs(); trailing * allowed
+    resource_aliases: Mapping[str, str] = field(
+        default_factory=dict
+    )  # resource attribute -> alias kind
+    log_scopes: tuple[
+        str, ...
+    ] = ()  # scopes of OTLP log records for interpret_logs(); trailing * allowed
     fallback: bool = False  # takes spans that nobody else claims
 
 

@@ -54,7 +54,8 @@ def quantity(value: float | None, unit: str | None) -> str:
     if unit in {"1", "ratio", "share"}:
         return share(value)
     text = count(value) if float(value).is_integer() else f"{value:,.2f}"
-    return f"{text} {unit}".strip()
+    noun = (unit or "").removesuffix("s") if value == 1 else unit
+    return f"{text} {noun or ''}".strip()
 
 
 def plural(n: int, noun: str) -> str:

@@ -12,7 +12,13 @@ from pdtrace.model import Slo
 
 _UNITS_MS = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "m": 60e3, "min": 60e3}
 _DURATION = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([a-zµ]*)\s*$")
-_SLO_KEYS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "itl": "itl_ms", "e2e": "e2e_ms", "e2el": "e2e_ms"}
+_SLO_KEYS = {
+    "ttft": "ttft_ms",
+    "tpot": "tpot_ms",
+    "itl": "itl_ms",
+    "e2e": "e2e_ms",
+    "e2el": "e2e_ms",
+}
 _CHECK = re.compile(
     r"^\s*(ttft|tpot|itl|e2e)_(mean|p50|p90|p95|p99|max)\s*(<=|>=|<|>)\s*(.+)$"
     r"|^\s*(failed|attainment)\s*(<=|>=|<|>)\s*([0-9.]+)\s*(%?)\s*$"
@@ -57,7 +63,8 @@ def parse_slo(text: str) -> Slo:
         name = _SLO_KEYS.get(key.strip().lower().removesuffix("_ms"))
         if not separator or name is None:
             raise PdtraceError(
-                f"--slo: {part.strip()!r} is not understood", "write it like ttft=500ms,tpot=50ms,e2e=10s"
+                f"--slo: {part.strip()!r} is not understood",
+                "write it like ttft=500ms,tpot=50ms,e2e=10s",
             )
         slo = replace(slo, **{name: duration_ms(value)})
     return slo
@@ -84,7 +91,9 @@ def parse_instant(text: str) -> int:
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError as error:
-        raise PdtraceError(f"{text!r} is no instant", "write it like 2026-11-29T23:05:00Z") from error
+        raise PdtraceError(
+            f"{text!r} is no instant", "write it like 2026-11-29T23:05:00Z"
+        ) from error
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return round(moment.timestamp() * 1e6) * 1000

@@ -28,8 +28,10 @@ def facts_line(deployment: Deployment) -> str:
 
 def evidence_line(finding: Finding, cost: str) -> str:
     """Number, interval, requests, level and sources of a finding."""
-    parts = [f"{numbers.quantity(finding.value, finding.unit)}" if finding.value is not None else ""]
-    if finding.interval is not None:
+    parts = [
+        f"{numbers.quantity(finding.value, finding.unit)}" if finding.value is not None else ""
+    ]
+    if finding.interval is not None and finding.interval[0] < finding.interval[1]:
         low, high = (numbers.quantity(v, finding.unit) for v in finding.interval)
         parts.append(f"interval {low} – {high}")
     if finding.requests is not None:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from pdtrace.store import Store
 
 _NAME = re.compile(r"^\w+$")
-_READS = re.compile(r"^\s*(select|with|from|describe|summarize|show|pivot|unpivot|values)\b", re.IGNORECASE)
+_READS = re.compile(
+    r"^\s*(select|with|from|describe|summarize|show|pivot|unpivot|values)\b", re.IGNORECASE
+)
 
 
 def run(store: Store, text: str, parameters: Sequence[str] = ()) -> pl.DataFrame:
@@ -26,7 +28,9 @@ def run(store: Store, text: str, parameters: Sequence[str] = ()) -> pl.DataFrame
     if _NAME.match(text):
         return store.query(text, **dict(map(_parameter, parameters)))
     if not _READS.match(text):
-        raise UnknownQuery("only SELECT statements are run", "to change tables, open the .duckdb file with duckdb")
+        raise UnknownQuery(
+            "only SELECT statements are run", "to change tables, open the .duckdb file with duckdb"
+        )
     store.execute("SET enable_external_access = false")
     return store.user_sql(text)
 
@@ -34,7 +38,9 @@ def run(store: Store, text: str, parameters: Sequence[str] = ()) -> pl.DataFrame
 def _parameter(text: str) -> tuple[str, object]:
     name, separator, value = text.partition("=")
     if not separator:
-        raise PdtraceError(f"--param: {text!r} is not understood", "write it like min_prefill_ms=80")
+        raise PdtraceError(
+            f"--param: {text!r} is not understood", "write it like min_prefill_ms=80"
+        )
     try:
         return name.strip(), float(value)
     except ValueError:
@@ -43,7 +49,9 @@ def _parameter(text: str) -> tuple[str, object]:
 
 def describe(name: str | None = None) -> list[dict[str, Any]]:
     """Tables, views and findings with their columns; only the named one when a name is given."""
-    entries = [_table(t) for t in library.tables().values()] + [_query(q) for q in library.queries().values()]
+    entries = [_table(t) for t in library.tables().values()] + [
+        _query(q) for q in library.queries().values()
+    ]
     if name is None:
         return entries
     chosen = [entry for entry in entries if entry["name"] == name]

@@ -18,7 +18,9 @@ ENTRY_POINT_GROUP = "pdtrace.collectors"
 def collectors() -> dict[str, ModuleType]:
     """All collectors by name, sorted."""
     package = importlib.import_module("pdtrace.collectors")
-    names = sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
+    names = sorted(
+        m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")
+    )
     found = {name: importlib.import_module(f"pdtrace.collectors.{name}") for name in names}
     for point in entry_points(group=ENTRY_POINT_GROUP):
         try:

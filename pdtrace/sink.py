@@ -212,7 +212,9 @@ MASKED_CHARACTERS = 60
 
 def masked(text: str) -> str:
     """An excerpt that shows shape, not content: letters become x, digits 9, other signs stay; at most 60 signs."""
-    return "".join("x" if c.isalpha() else "9" if c.isdigit() else c for c in text[:MASKED_CHARACTERS])
+    return "".join(
+        "x" if c.isalpha() else "9" if c.isdigit() else c for c in text[:MASKED_CHARACTERS]
+    )
 
 
 class _HashingRaw(io.RawIOBase):

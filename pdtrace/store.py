@@ -19,7 +19,18 @@ from pdtrace.errors import PdtraceError, SchemaMismatch, UnknownQuery, Unreadabl
 STORAGE_VERSION = "v1.5.0"
 _CONFIG = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
 
-_INTEGERS = {"TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT"}
+LOADING_MEMORY = "400MB"
+
+_INTEGERS = {
+    "TINYINT",
+    "SMALLINT",
+    "INTEGER",
+    "BIGINT",
+    "UTINYINT",
+    "USMALLINT",
+    "UINTEGER",
+    "UBIGINT",
+}
 _FLOATS = {"FLOAT", "DOUBLE"}
 _POLARS: dict[str, Any] = {
     "VARCHAR": pl.String,
@@ -43,7 +54,9 @@ class Store:
         if self.path is not None and not read_only:
             config["storage_compatibility_version"] = STORAGE_VERSION
         try:
-            self.connection = duckdb.connect(str(self.path or ":memory:"), read_only=read_only, config=config)
+            self.connection = duckdb.connect(
+                str(self.path or ":memory:"), read_only=read_only, config=config
+            )
         except duckdb.Error as error:
             raise UnreadableInput(
                 f"{self.path}: cannot be opened as a DuckDB file ({_first_line(error)})",
@@ -54,7 +67,9 @@ class Store:
             self.connection.execute("SET preserve_insertion_order = false")
             for table in library.tables().values():
                 self.connection.execute(table.ddl)
-            self.connection.execute(library.staging("log_records").ddl.replace("TABLE", "TEMP TABLE", 1))
+            self.connection.execute(
+                library.staging("log_records").ddl.replace("TABLE", "TEMP TABLE", 1)
+            )
 
     def close(self) -> None:
         """Close the connection; a file is checkpointed by DuckDB."""
@@ -122,7 +137,9 @@ class Store:
             name, found = str(row[0]), str(row[1])
             null_column = pa.types.is_null(frame.schema.field(name).type)
             if not null_column and not _fits(found, columns[name]):
-                raise SchemaMismatch(f"table {table}, column {name}: expected {columns[name]}, found {found}")
+                raise SchemaMismatch(
+                    f"table {table}, column {name}: expected {columns[name]}, found {found}"
+                )
         self._checked.add(mark)
 
     def temporary(self, name: str, rows: pl.DataFrame | pa.Table) -> None:
@@ -173,6 +190,24 @@ class Store:
         return self.sql(f"FROM {name}")
 
     @contextmanager
+    def bulk_load(self) -> Iterator[None]:
+        """Many appends as one transaction; into a file also with a small buffer, so that memory stays flat.
+
+        Without it each small batch goes through the write-ahead log (measured: 92 instead of 71 bytes a span).
+        """
+        if self.path is None:
+            yield
+            return
+        self.connection.execute(f"SET memory_limit = '{LOADING_MEMORY}'")
+        self.connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            # Also after an error: what was read before it stays.
+            self.connection.execute("COMMIT")
+            self.connection.execute("RESET memory_limit")
+
+    @contextmanager
     def computed_once(self, *names: str) -> Iterator[None]:
         """Hold views that many queries read as temporary tables of the same name, for as long as the block runs.
 
@@ -192,7 +227,8 @@ class Store:
             return self.connection.sql(text).pl()
         except (duckdb.Error, AttributeError) as error:
             raise UnknownQuery(
-                f"SQL: {error or 'no rows to show'}", "`pdtrace schema` lists tables, views and columns"
+                f"SQL: {error or 'no rows to show'}",
+                "`pdtrace schema` lists tables, views and columns",
             ) from error
 
 
@@ -207,7 +243,9 @@ def _arrow(batch: object, columns: Mapping[str, str]) -> pa.Table:
     rows = list(batch)  # type: ignore[call-overload]
     names = list(dict.fromkeys(name for row in rows for name in row))
     known = {name: _POLARS[columns[name]] for name in names if columns.get(name) in _POLARS}
-    return pl.DataFrame(rows, schema=names, schema_overrides=known, infer_schema_length=None).to_arrow()
+    return pl.DataFrame(
+        rows, schema=names, schema_overrides=known, infer_schema_length=None
+    ).to_arrow()
 
 
 def _fits(found: str, expected: str) -> bool:
@@ -221,7 +259,11 @@ def _fits(found: str, expected: str) -> bool:
     if expected == "VARCHAR":
         return found.startswith("ENUM")
     if expected.endswith("[]") and found.endswith("[]"):
-        return found[:-2] == '"NULL"' or expected.startswith("STRUCT") or _fits(found[:-2], expected[:-2])
+        return (
+            found[:-2] == '"NULL"'
+            or expected.startswith("STRUCT")
+            or _fits(found[:-2], expected[:-2])
+        )
     return expected.startswith(("MAP", "STRUCT")) and found.startswith(("MAP", "STRUCT"))
 
 

@@ -60,7 +60,9 @@ def progress() -> Iterator[Progress | None]:
 
 def print_json(value: object) -> None:
     """JSON on stdout; NaN and infinities become null."""
-    data = orjson.dumps(_rounded(value), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS, default=str)
+    data = orjson.dumps(
+        _rounded(value), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS, default=str
+    )
     sys.stdout.buffer.write(data + b"\n")
     sys.stdout.flush()
 
@@ -114,7 +116,9 @@ class _DiagnosisText:
 
     def _deployment(self, deployment: Deployment) -> None:
         self.out.print()
-        self.out.rule(Text(deployment.name or deployment.id, style="bold"), align="left", characters="─")
+        self.out.rule(
+            Text(deployment.name or deployment.id, style="bold"), align="left", characters="─"
+        )
         self.out.print(Text(deployment.verdict, style="bold"))
         self.out.print(Text(facts_line(deployment), style="dim"))
         if deployment.conditions:
@@ -146,7 +150,7 @@ class _DiagnosisText:
         if not deployment.latency:
             return
         self._heading("Latency, as each observer saw it (* headline)")
-        table = _table("metric", "observer", "n", "p50", "p90", "p99", "max", "level", "from … to")
+        table = _table("metric", "observer", "n", "files", "p50", "p90", "p99", "max", "level", "from … to")
         for row in deployment.latency:
             metric = row["metric"].removesuffix("_ms").upper()
             table.add_row(
@@ -158,7 +162,11 @@ class _DiagnosisText:
 
     def _slo(self, deployment: Deployment) -> None:
         for row in deployment.slo:
-            limit = "all limits" if row["metric"] == "all" else f"{row['metric'].removesuffix('_ms').upper()} ≤ {numbers.duration(row['limit_ms'])}"
+            limit = (
+                "all limits"
+                if row["metric"] == "all"
+                else f"{row['metric'].removesuffix('_ms').upper()} ≤ {numbers.duration(row['limit_ms'])}"
+            )
             low, high = row["interval"]
             self.out.print(
                 Text(
@@ -172,7 +180,9 @@ class _DiagnosisText:
         if not deployment.phases:
             return
         self._heading("Where the time went")
-        table = _table("phase", "detail", "n", "p50", "p90", "p99", "of TTFT", "", "of whole", "basis")
+        table = _table(
+            "phase", "detail", "n", "files", "p50", "p90", "p99", "of TTFT", "", "of whole", "basis"
+        )
         for row in deployment.phases:
             table.add_row(
                 row["phase"], row["detail"], numbers.count(row["count"]),
@@ -198,17 +208,25 @@ class _DiagnosisText:
                     self.out.print(Padding(Text(line), (0, 0, 0, 2)))
 
     def _sources(self, sources: Sequence[Mapping[str, Any]]) -> None:
+        """Files by collector, and every one that was not used or not read whole, with its reason."""
         self._heading("Sources")
-        table = _table("path", "read as", "read", "kept", "skipped", "remark")
+        table = _table("read as", "files", "read", "kept", "skipped")
+        for name in sorted({row["collector"] for row in sources if row["collector"]}):
+            rows = [row for row in sources if row["collector"] == name]
+            sums = (sum(r[key] for r in rows) for key in ("rows_read", "rows_kept", "rows_skipped"))
+            table.add_row(name, numbers.count(len(rows)), *map(numbers.count, sums))
+        if table.row_count:
+            self.out.print(table)
+        unused: dict[str, list[str]] = {}
         for row in sources:
-            reasons = ", ".join(f"{reason}: {n:,}" for reason, n in row["skipped_reasons"].items())
-            remark = "; ".join(part for part in (row["why"], reasons) if part)
-            table.add_row(
-                escape(shorten_path(row["path"])), row["collector"] or numbers.UNKNOWN,
-                *(numbers.count(row[key]) if row["collector"] else "" for key in ("rows_read", "rows_kept", "rows_skipped")),
-                escape(remark),
-            )  # fmt: skip
-        self.out.print(table)
+            if not row["used"] or row["why"].startswith(("damaged", "cannot")):
+                reason = row["why"] or max(row["skipped_reasons"], key=row["skipped_reasons"].get, default="")
+                unused.setdefault(reason, []).append(row["path"])
+        for reason, paths in unused.items():
+            names = ", ".join(shorten_path(path, 40) for path in paths[:3])
+            more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+            self.out.print(Padding(Text(f"not used: {names}{more}: {reason}"), (0, 0, 0, 2)))
+        self.out.print(Text("`pdtrace coverage` lists every file with its counts and reasons", style="dim"))
 
 
 def bar(value: float | None, cells: int = BAR_CELLS // 2) -> str:
@@ -221,11 +239,29 @@ def bar(value: float | None, cells: int = BAR_CELLS // 2) -> str:
 
 def _table(*names: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    numeric = {"n", "p50", "p90", "p99", "max", "of TTFT", "of whole", "read", "kept", "skipped", "in", "out", "TTFT", "total", "per token", "rows"}
+    numeric = {
+        "n",
+        "files",
+        "p50",
+        "p90",
+        "p99",
+        "max",
+        "of TTFT",
+        "of whole",
+        "read",
+        "kept",
+        "skipped",
+        "in",
+        "out",
+        "TTFT",
+        "total",
+        "per token",
+        "rows",
+    }
     for name in names:
         right = name in numeric
         table.add_column(
-            name, justify="right" if right else "left", no_wrap=right or name in {"phase", "detail", "metric", ""},
+            name, justify="right" if right else "left", no_wrap=right or name in {"phase", "detail", "metric", "", "basis"},
             overflow="fold",
         )  # fmt: skip
     return table
@@ -262,7 +298,9 @@ def show_rows(rows: pl.DataFrame, style: str, limit: int) -> None:
     out = console()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name, kind in rows.schema.items():
-        table.add_column(escape(name), justify="right" if kind.is_numeric() else "left", overflow="fold")
+        table.add_column(
+            escape(name), justify="right" if kind.is_numeric() else "left", overflow="fold"
+        )
     for row in cells:
         table.add_row(*map(escape, row))
     out.print(table)
@@ -273,7 +311,9 @@ def show_rows(rows: pl.DataFrame, style: str, limit: int) -> None:
 def _as_json(column: pl.Series) -> pl.Series:
     import polars as pl
 
-    values = [None if v is None else orjson.dumps(v, default=list).decode() for v in column.to_list()]
+    values = [
+        None if v is None else orjson.dumps(v, default=list).decode() for v in column.to_list()
+    ]
     return pl.Series(column.name, values, dtype=pl.String)
 
 
@@ -315,11 +355,18 @@ def show_schema(entries: Sequence[Mapping[str, Any]], style: str) -> None:
         return
     for entry in entries:
         out.print(Text(f"{entry['name']} ({entry['kind']}): {entry['text']}", style="bold"))
-        for name, value in (("one row is", entry.get("grain")), ("key", ", ".join(entry.get("key", [])))):
+        for name, value in (
+            ("one row is", entry.get("grain")),
+            ("key", ", ".join(entry.get("key", []))),
+        ):
             if value:
                 out.print(Text(f"{name}: {value}"))
         for parameter in entry.get("params", []):
-            out.print(Text(f"  parameter {parameter['name']} = {parameter['default']}: {parameter['text']}"))
+            out.print(
+                Text(
+                    f"  parameter {parameter['name']} = {parameter['default']}: {parameter['text']}"
+                )
+            )
         table = _table("column", "type", "unit", "what it is")
         for column in entry["columns"]:
             table.add_row(*(escape(column[key]) for key in ("name", "type", "unit", "text")))
@@ -333,19 +380,31 @@ def show_coverage(report: Mapping[str, Any], style: str) -> None:
         return
     out = console()
     for deployment in report["deployments"]:
-        out.print(Text(f"{deployment['name']} ({deployment['mode']}, {numbers.plural(deployment['requests'], 'request')})", style="bold"))
+        out.print(
+            Text(
+                f"{deployment['name']} ({deployment['mode']}, {numbers.plural(deployment['requests'], 'request')})",
+                style="bold",
+            )
+        )
         table = _table("item", "present", "from", "how to add it")
         for item in deployment["items"]:
             ratio = item["present_ratio"]
             shown = "no" if not ratio else "yes" if ratio >= 0.995 else numbers.share(ratio)
-            table.add_row(escape(item["item"]), shown, escape(item["found_in"] or ""), escape("" if ratio and ratio >= 0.995 else item["switch"] or ""))
+            table.add_row(
+                escape(item["item"]),
+                shown,
+                escape(item["found_in"] or ""),
+                escape("" if ratio and ratio >= 0.995 else item["switch"] or ""),
+            )
         out.print(table)
         out.print()
     table = _table("path", "read as", "read", "kept", "skipped", "remark")
     for row in report["sources"]:
+        reasons = ", ".join(f"{reason}: {n:,}" for reason, n in row["skipped_reasons"].items())
         table.add_row(
             escape(shorten_path(row["path"])), row["collector"] or numbers.UNKNOWN,
-            *(numbers.count(row[key]) for key in ("rows_read", "rows_kept", "rows_skipped")), escape(row["why"]),
+            *(numbers.count(row[key]) if row["collector"] else "" for key in ("rows_read", "rows_kept", "rows_skipped")),
+            escape("; ".join(part for part in (row["why"], reasons) if part)),
         )  # fmt: skip
     out.print(table)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdtrace import _words_health, _words_latency
 from pdtrace._words import Row, Words, phase
+from pdtrace._words_latency import PROMPT_ADVICE
 from pdtrace.model import Finding
 from pdtrace.numbers import duration, plural, share
 
@@ -60,7 +61,9 @@ def overview(deployments: Sequence[Deployment], sources: Sequence[Row]) -> str:
     used = sum(1 for s in sources if s["used"])
     requests = sum(d.requests["count"] for d in deployments)
     several = (
-        f" They belong to {plural(len(deployments), 'deployment')}, judged apart." if len(deployments) > 1 else ""
+        f" They belong to {plural(len(deployments), 'deployment')}, judged apart."
+        if len(deployments) > 1
+        else ""
     )
     kept = sum(s["rows_kept"] for s in sources)
     skipped = sum(s["rows_skipped"] for s in sources)
@@ -91,9 +94,7 @@ def _first_tokens(deployment: Deployment) -> str:
         if whole is None:
             return "Neither first tokens nor durations of whole requests are in these data."
         return f"Requests took p50 {duration(whole['p50'])}, p99 {duration(whole['p99'])}; first tokens are not in these data."
-    text = (
-        f"The {row['observer']} waited p50 {duration(row['p50'])}, p99 {duration(row['p99'])} for the first token"
-    )
+    text = f"The {row['observer']} waited p50 {duration(row['p50'])}, p99 {duration(row['p99'])} for the first token"
     shares: dict[str, float] = {}
     bounds: set[str] = set()
     for p in deployment.phases:
@@ -121,18 +122,26 @@ def _cause(deployment: Deployment) -> str:
     for name in _VERDICT_CAUSES:
         cause = found.get(name)
         if cause is not None and (cause.severity != "info" or name == _VERDICT_CAUSES[-1]):
+            # A handful of failures is a finding, not the answer to where the time went.
+            if name == "failed_requests" and cause.severity != "critical":
+                continue
             return _capital(cause.title) + "."
     return "Nothing stands out." if not found else ""
 
 
 def _table_advice(found: Mapping[str, Finding]) -> str:
     """What a table of requests alone allows to say."""
-    first, stream, answers = (found.get(n) for n in ("slow_first_token", "slow_stream", "long_output"))
-    if first is not None and first.suggestions and "prefix caching" in first.suggestions[0]:
-        text = "First-token time on long prompts is the problem: try prefix caching or shorter contexts before splitting prefill and decode."
+    first, stream, answers = (
+        found.get(n) for n in ("slow_first_token", "slow_stream", "long_output")
+    )
+    if first is not None and PROMPT_ADVICE in first.suggestions:
+        text = f"First-token time on long prompts is the problem: try {PROMPT_ADVICE}."
         return text + (" Streams are slow too." if stream is not None else "")
     if first is not None:
-        return _capital(first.title) + ", and prompt length does not explain it: look at load and queueing."
+        return (
+            _capital(first.title)
+            + ", and prompt length does not explain it: look at load and queueing."
+        )
     if stream is not None:
         return "First tokens are fine; the gaps between tokens grow: look at batch size and prefill interference."
     if answers is not None:
@@ -142,5 +151,3 @@ def _table_advice(found: Mapping[str, Finding]) -> str:
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-

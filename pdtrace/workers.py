@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 
 import polars as pl
 
 from pdtrace._graph import components
+from pdtrace._worker_names import folder, rename
 from pdtrace.model import ALIAS_KINDS, GLOBAL_ALIAS_KINDS
 from pdtrace.store import Store
 
-# Columns that hold worker ids, in whatever table they stand.
-WORKER_COLUMNS = (
-    "worker", "router", "source_worker", "destination_worker", "prefill_worker", "decode_worker",
-)  # fmt: skip
 NEAR_NS = 120 * 10**9  # windows this close may be one process
 _BASIS_ORDER = {"span": 0, "config": 1, "log": 2, "inferred": 3, None: 4}
 _WORDS = ("name", "engine", "version", "host", "rank", "deployment")
@@ -41,33 +36,6 @@ def resolve(store: Store) -> None:
         store.execute("CREATE OR REPLACE TEMP TABLE kept AS SELECT DISTINCT * FROM worker_aliases")
         store.execute("DELETE FROM worker_aliases; INSERT INTO worker_aliases FROM kept")
         store.execute("DROP TABLE kept")
-
-
-def rename(store: Store, names: Mapping[str, str], *, skip: Iterable[str] = ("workers",)) -> None:
-    """Write new worker ids in place of old ones, in every table that holds them."""
-    frame = pl.DataFrame(
-        {"old": list(names), "new": list(names.values())},
-        schema={"old": pl.String, "new": pl.String},
-    )
-    store.connection.register("_renamed", frame.to_arrow())
-    left_out = {*skip, "worker_map"}
-    for table, column in _worker_columns(store):
-        if table in left_out:
-            continue
-        store.execute(
-            f"UPDATE {table} SET {column} = r.new FROM _renamed r WHERE {table}.{column} = r.old"
-        )
-    store.connection.unregister("_renamed")
-
-
-def _worker_columns(store: Store) -> list[tuple[str, str]]:
-    wanted = ", ".join(f"'{name}'" for name in WORKER_COLUMNS)
-    return store.connection.sql(
-        f"""SELECT c.table_name, c.column_name FROM duckdb_columns() c
-            JOIN duckdb_tables() t USING (database_name, schema_name, table_name)
-            WHERE c.column_name IN ({wanted}) AND t.estimated_size > 0
-            ORDER BY ALL"""
-    ).fetchall()
 
 
 def _remember(store: Store, mapping: Mapping[str, str]) -> None:
@@ -199,11 +167,6 @@ def _groups(
     return list(groups.values())
 
 
-def folder(path: str) -> str:
-    """The folder of a source; members of an archive lie where the archive lies."""
-    return str(PurePosixPath(path.partition("!")[0]).parent)
-
-
 def _hull(a: tuple[int, int] | None, b: tuple[int, int] | None) -> tuple[int, int] | None:
     if a is None or b is None:
         return a or b
@@ -304,8 +267,3 @@ def merged_rows(rows: pl.DataFrame, mapping: Mapping[str, str]) -> pl.DataFrame:
         )
         .rename({"canonical": "worker"})
     )
-
-
-def plain(worker: str) -> str:
-    """A service id without the deployment that an earlier run put behind it."""
-    return re.sub(r"@[0-9a-f]{8,}$", "", worker) if worker.startswith("service:") else worker

@@ -18,7 +18,11 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--golden", action="store_true", help="write *.expected.json anew; read them before you commit")
+    parser.addoption(
+        "--golden",
+        action="store_true",
+        help="write *.expected.json anew; read them before you commit",
+    )
 
 
 @pytest.fixture

@@ -16,8 +16,12 @@ SMALLEST = Path(__file__).parent / "fixtures" / "table" / "smallest.csv"
 
 
 def pdtrace(*arguments: str, stdin: bytes | None = None) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([sys.executable, "-m", "pdtrace", *arguments], capture_output=True, input=stdin, timeout=120)
-    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+    done = subprocess.run(
+        [sys.executable, "-m", "pdtrace", *arguments], capture_output=True, input=stdin, timeout=120
+    )
+    return subprocess.CompletedProcess(
+        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+    )
 
 
 def error_of(done: subprocess.CompletedProcess[str]) -> str:
@@ -103,7 +107,9 @@ def test_ingest_makes_a_file_that_every_command_takes(tmp_path: Path) -> None:
     again = pdtrace("ingest", DEMO, "-o", target)
     assert again.returncode == 1
     assert "exists already" in error_of(again)
-    direct, stored = (json.loads(pdtrace("diagnose", p, "--format", "json").stdout) for p in (DEMO, target))
+    direct, stored = (
+        json.loads(pdtrace("diagnose", p, "--format", "json").stdout) for p in (DEMO, target)
+    )
     assert stored["deployments"] == direct["deployments"]
     assert pdtrace("coverage", target).returncode == 0
     assert "ttft_ms" in pdtrace("query", "requests", target, "--limit", "1").stdout

@@ -35,11 +35,18 @@ def golden(collector: str, path: Path) -> dict[str, object]:
     registry.collectors()[collector].read(reading, sink)
     sink.close()
     reading.fingerprint()
-    result: dict[str, object] = {"unit": account.unit, "read": account.read, "skipped": dict(sorted(account.reasons.items()))}
+    result: dict[str, object] = {
+        "unit": account.unit,
+        "read": account.read,
+        "skipped": dict(sorted(account.reasons.items())),
+    }
     for table in library.tables().values():
         rows = store.sql(f"FROM {table.name} ORDER BY ALL")
         if rows.height:
-            shown = [{k: v for k, v in row.items() if v is not None} for row in rows.head(ROWS_SHOWN).to_dicts()]
+            shown = [
+                {k: v for k, v in row.items() if v is not None}
+                for row in rows.head(ROWS_SHOWN).to_dicts()
+            ]
             result[table.name] = {"rows": rows.height, "first": shown}
     return json.loads(json.dumps(result, default=str, ensure_ascii=False))
 
@@ -58,7 +65,9 @@ def test_fixture_gives_its_golden_rows(path: Path, request: pytest.FixtureReques
     found = golden(path.parent.name, path)
     expected = path.with_name(path.name + ".expected.json")
     if request.config.getoption("--golden"):
-        expected.write_text(json.dumps(found, indent=1, ensure_ascii=False, sort_keys=True) + "\n", "utf-8")
+        expected.write_text(
+            json.dumps(found, indent=1, ensure_ascii=False, sort_keys=True) + "\n", "utf-8"
+        )
     assert expected.is_file(), "run pytest tests/test_collectors.py --golden and read what it wrote"
     assert found == json.loads(expected.read_text("utf-8"))
     assert found["read"] >= sum(found["skipped"].values())

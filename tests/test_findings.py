@@ -28,7 +28,9 @@ def request(n: int, **more: Any) -> Row:
     return row
 
 
-def phase(n: int, detail: str, start_ms: float, end_ms: float, phase: str, basis: str = "measured") -> Row:
+def phase(
+    n: int, detail: str, start_ms: float, end_ms: float, phase: str, basis: str = "measured"
+) -> Row:
     """A phase of request n; times from its start."""
     start = n * 1000 * MS
     return {
@@ -106,25 +108,39 @@ def test_half_of_the_run_being_slow_does_not_make_slowness_typical(con: Store) -
 
 
 def test_prompts_of_one_length_explain_nothing(con: Store) -> None:
-    con.append("requests", [request(n, ttft_ms=100.0 + 90 * n, prompt_tokens=500) for n in range(20)])
+    con.append(
+        "requests", [request(n, ttft_ms=100.0 + 90 * n, prompt_tokens=500) for n in range(20)]
+    )
     con.append("requests", [request(20, ttft_ms=9000.0, prompt_tokens=500)])
     row = one(con, "slow_first_token")
     assert (row["prompt_rho"], row["prompt_driven"]) == (None, False)
 
 
 def test_without_lengths_nobody_can_tell_whether_prompts_drive(con: Store) -> None:
-    con.append("requests", [request(n, ttft_ms=2000.0 if n == 3 else 100.0, prompt_tokens=None) for n in range(20)])
+    con.append(
+        "requests",
+        [request(n, ttft_ms=2000.0 if n == 3 else 100.0, prompt_tokens=None) for n in range(20)],
+    )
     row = one(con, "slow_first_token")
     assert (row["prompt_driven"], row["prompt_pairs"], row["top_phase"]) == (None, None, None)
 
 
 def test_durations_without_instants_are_level_c(con: Store) -> None:
-    con.append("requests", [request(n, ttft_ms=2000.0 if n == 3 else 100.0, start_ns=None) for n in range(20)])
+    con.append(
+        "requests",
+        [request(n, ttft_ms=2000.0 if n == 3 else 100.0, start_ns=None) for n in range(20)],
+    )
     assert one(con, "slow_first_token")["level"] == "C"
 
 
 def test_failed_requests_do_not_enter_latency(con: Store) -> None:
-    con.append("requests", [request(n, **({"outcome": "failed", "ttft_ms": 9000.0} if n == 3 else {})) for n in range(20)])
+    con.append(
+        "requests",
+        [
+            request(n, **({"outcome": "failed", "ttft_ms": 9000.0} if n == 3 else {}))
+            for n in range(20)
+        ],
+    )
     none(con, "slow_first_token")
 
 
@@ -145,9 +161,27 @@ def test_slow_streams_cost_what_exceeds_the_typical(con: Store) -> None:
 
 def test_stalls_are_found_though_the_mean_is_even(con: Store) -> None:
     con.append("requests", [request(n) for n in range(20)])
-    con.append("legs", [{"leg": f"l{n}", "request": f"r{n}", "deployment": "d", "observer": "client"} for n in range(20)])
+    con.append(
+        "legs",
+        [
+            {"leg": f"l{n}", "request": f"r{n}", "deployment": "d", "observer": "client"}
+            for n in range(20)
+        ],
+    )
     gaps = [10_000] * 95 + [110_000] * 5
-    con.append("streams", [{"leg": f"l{n}", "stream": 0, "gaps_us": gaps, "emission": "chunk", "observer": "client"} for n in range(20)])
+    con.append(
+        "streams",
+        [
+            {
+                "leg": f"l{n}",
+                "stream": 0,
+                "gaps_us": gaps,
+                "emission": "chunk",
+                "observer": "client",
+            }
+            for n in range(20)
+        ],
+    )
     row = one(con, "slow_stream")
     assert row["stall_s"] == pytest.approx(20 * 5 * 0.080)
     assert row["stall_ratio"] == pytest.approx(5 * 80 / (95 * 10 + 5 * 110))
@@ -157,7 +191,13 @@ def test_stalls_are_found_though_the_mean_is_even(con: Store) -> None:
 
 
 def test_short_answers_have_no_pace(con: Store) -> None:
-    con.append("requests", [request(n, tpot_ms=500.0 if n < 4 else 10.0, output_tokens=3 if n < 4 else 101) for n in range(20)])
+    con.append(
+        "requests",
+        [
+            request(n, tpot_ms=500.0 if n < 4 else 10.0, output_tokens=3 if n < 4 else 101)
+            for n in range(20)
+        ],
+    )
     none(con, "slow_stream")
 
 
@@ -199,7 +239,10 @@ def test_the_smallest_case_a_table_of_twenty_rows(con: Store) -> None:
 def queued(con: Store, detail: str, name: str, wait_ms: float, basis: str = "measured") -> None:
     """20 requests that wait, then prefill until 100 ms, then decode."""
     for n in range(20):
-        con.append("requests", [request(n, ttft_ms=100.0, tpot_ms=10.0, prefill_worker="p", decode_worker="q")])
+        con.append(
+            "requests",
+            [request(n, ttft_ms=100.0, tpot_ms=10.0, prefill_worker="p", decode_worker="q")],
+        )
         con.append("phases", [
             phase(n, detail, 0, wait_ms, name, basis), phase(n, "prefill_exec", wait_ms, 100, "prefill"),
             phase(n, "decode_exec", 100, 1100, "decode"),
@@ -212,7 +255,11 @@ def test_engine_queue_is_the_wait_before_prefill(con: Store) -> None:
     assert row["value"] == row["cost_s"] == pytest.approx(0.8)
     assert row["share"] == pytest.approx(0.4)
     assert row["share_of_e2e_ratio"] == pytest.approx(40 / 1100)
-    assert (row["before_queue_s"], row["prefill_queue_s"], row["placed_ratio"]) == (pytest.approx(0.8), 0, 1)
+    assert (row["before_queue_s"], row["prefill_queue_s"], row["placed_ratio"]) == (
+        pytest.approx(0.8),
+        0,
+        1,
+    )
     assert (row["severity"], row["requests"], row["workers"]) == ("warning", 20, ["p"])
     none(con, "router_queue")
     none(con, "kv_transfer")
@@ -226,14 +273,22 @@ def test_a_short_queue_is_no_finding(con: Store) -> None:
 def test_router_queue_adds_deciding_and_dispatching(con: Store) -> None:
     queued(con, "router_decide", "router", 10)
     row = one(con, "router_queue")
-    assert (row["value"], row["router_decide_s"], row["router_queue_s"]) == (pytest.approx(0.2), pytest.approx(0.2), 0)
+    assert (row["value"], row["router_decide_s"], row["router_queue_s"]) == (
+        pytest.approx(0.2),
+        pytest.approx(0.2),
+        0,
+    )
     assert row["severity"] == "info"
 
 
 def test_a_kv_wait_that_may_hold_other_things_is_an_upper_bound(con: Store) -> None:
     queued(con, "kv_wait_upper_bound", "kv_wait", 30, "upper_bound")
     row = one(con, "kv_transfer")
-    assert (row["value"], row["bound"], row["interval_low"]) == (pytest.approx(0.6), True, pytest.approx(0))
+    assert (row["value"], row["bound"], row["interval_low"]) == (
+        pytest.approx(0.6),
+        True,
+        pytest.approx(0),
+    )
     assert row["interval_high"] == row["value"]
     assert row["workers"] == ["q"]
 
@@ -249,7 +304,9 @@ def test_split_deployments_always_get_an_answer_about_kv(con: Store) -> None:
 def test_a_measured_transfer_is_no_bound(con: Store) -> None:
     queued(con, "kv_transfer", "kv_transfer", 30)
     con.append("workers", [worker("q", "decode")])
-    con.append("transfers", [{"destination_worker": "q", "bytes": 1000, "outcome": "completed"}] * 3)
+    con.append(
+        "transfers", [{"destination_worker": "q", "bytes": 1000, "outcome": "completed"}] * 3
+    )
     row = one(con, "kv_transfer")
     assert (row["bound"], row["transfers"], row["transferred_bytes"]) == (False, 3, 3000)
     assert row["interval_low"] == row["value"] == row["transfer_s"]
@@ -278,17 +335,44 @@ def judged(worker: str, lost: float | None, flagged: bool | None) -> Row:
 
 
 def test_prefill_interference_sums_flagged_workers_only(con: Store) -> None:
-    con.append("interference_steps", [judged("a", 4.0, True), judged("b", 2.0, True), judged("c", 0.1, False), judged("x", None, None)])
+    con.append(
+        "interference_steps",
+        [
+            judged("a", 4.0, True),
+            judged("b", 2.0, True),
+            judged("c", 0.1, False),
+            judged("x", None, None),
+        ],
+    )
     con.append("workers", [worker(w) for w in "abcx"])
     con.append("requests", [request(n, decode_worker="abcx"[n % 4]) for n in range(20)])
-    con.append("interference_step_losses", [{"worker": "a", "rank": "0", "seq": 7, "elapsed_ms": 90.0, "prefill_tokens": 100, "lost_s": 1.0}])
+    con.append(
+        "interference_step_losses",
+        [
+            {
+                "worker": "a",
+                "rank": "0",
+                "seq": 7,
+                "elapsed_ms": 90.0,
+                "prefill_tokens": 100,
+                "lost_s": 1.0,
+            }
+        ],
+    )
     con.append("step_members", [
         {"worker": "a", "rank": "0", "seq": 7, "request_id": "x-1", "prefill_tokens": 75},
         {"worker": "a", "rank": "0", "seq": 7, "request_id": "x-2", "prefill_tokens": 25},
     ])  # fmt: skip
-    con.append("legs", [{"leg": "l", "worker": "a", "request_id": "x-1", "request": "r0", "deployment": "d"}])
+    con.append(
+        "legs",
+        [{"leg": "l", "worker": "a", "request_id": "x-1", "request": "r0", "deployment": "d"}],
+    )
     row = one(con, "prefill_interference")
-    assert (row["value"], row["interval_low"], row["interval_high"]) == (6.0, pytest.approx(5.8), pytest.approx(6.2))
+    assert (row["value"], row["interval_low"], row["interval_high"]) == (
+        6.0,
+        pytest.approx(5.8),
+        pytest.approx(6.2),
+    )
     assert (row["decode_s"], row["share"], row["severity"]) == (80.0, 0.075, "warning")
     assert (row["workers"], row["requests"]) == (["a", "b"], 10)
     assert row["culprits"] == [{"request": "r0", "value": 0.75}, {"request": "x-2", "value": 0.25}]
@@ -307,8 +391,26 @@ def test_kv_pressure_from_steps_and_from_samples(con: Store) -> None:
         for n in range(100)
     ])  # fmt: skip
     row = one(con, "kv_pressure")
-    assert (row["value"], row["level"], row["severity"], row["waiting_max"]) == (pytest.approx(0.2), "A", "warning", 3)
-    con.append("samples", [{"worker": "b", "source": 1, "time_ns": n, "metric": "x:kv_cache_usage_perc", "value": 95.0, "kind": "gauge"} for n in range(10)])
+    assert (row["value"], row["level"], row["severity"], row["waiting_max"]) == (
+        pytest.approx(0.2),
+        "A",
+        "warning",
+        3,
+    )
+    con.append(
+        "samples",
+        [
+            {
+                "worker": "b",
+                "source": 1,
+                "time_ns": n,
+                "metric": "x:kv_cache_usage_perc",
+                "value": 95.0,
+                "kind": "gauge",
+            }
+            for n in range(10)
+        ],
+    )
     row = one(con, "kv_pressure")
     assert (row["workers"], row["level"], row["value"]) == (["b", "a"], "D", 1.0)
     none(con, "kv_pressure", high_ratio=0.99)
@@ -325,7 +427,12 @@ def test_preemptions_from_events_and_counters(con: Store) -> None:
     ])  # fmt: skip
     row = one(con, "preemption")
     assert (row["value"], row["from_events"], row["from_counters"]) == (5.0, 2, 3.0)
-    assert (row["counter_total"], row["level"], row["cost_s"], row["severity"]) == (False, "D", None, "warning")
+    assert (row["counter_total"], row["level"], row["cost_s"], row["severity"]) == (
+        False,
+        "D",
+        None,
+        "warning",
+    )
 
 
 def test_preempted_phases_give_seconds(con: Store) -> None:
@@ -338,18 +445,37 @@ def test_preempted_phases_give_seconds(con: Store) -> None:
 
 def test_uneven_requests_are_told_from_chance(con: Store) -> None:
     con.append("workers", [worker("a"), worker("b")])
-    con.append("requests", [request(n, prefill_worker="a" if n < 80 else "b", decode_worker="a" if n < 80 else "b") for n in range(100)])
+    con.append(
+        "requests",
+        [
+            request(n, prefill_worker="a" if n < 80 else "b", decode_worker="a" if n < 80 else "b")
+            for n in range(100)
+        ],
+    )
     row = one(con, "worker_imbalance")
     assert (row["side"], row["workers"], row["workers_seen"]) == ("both", ["a"], 2)
     assert row["requests_over_mean"] == pytest.approx(1.6)
     assert (row["share"], row["severity"]) == (pytest.approx(0.8, abs=0.01), "warning")
     assert row["sigma"] == pytest.approx(6, abs=0.1)
-    con.execute("UPDATE requests SET prefill_worker = 'b', decode_worker = 'b' WHERE right(request, 1) IN ('0', '1', '2')")
+    con.execute(
+        "UPDATE requests SET prefill_worker = 'b', decode_worker = 'b' WHERE right(request, 1) IN ('0', '1', '2')"
+    )
     none(con, "worker_imbalance")
 
 
 def test_equal_requests_may_be_unequal_tokens(con: Store) -> None:
-    con.append("requests", [request(n, prefill_worker="ab"[n % 2], decode_worker="xy"[n % 2], prompt_tokens=3000 if n % 2 else 1000) for n in range(100)])
+    con.append(
+        "requests",
+        [
+            request(
+                n,
+                prefill_worker="ab"[n % 2],
+                decode_worker="xy"[n % 2],
+                prompt_tokens=3000 if n % 2 else 1000,
+            )
+            for n in range(100)
+        ],
+    )
     row = one(con, "worker_imbalance")
     assert (row["side"], row["measure"], row["workers"]) == ("prefill", "tokens", ["b"])
     assert (row["value"], row["requests_over_mean"]) == (1.5, 1.0)
@@ -367,17 +493,38 @@ def test_a_worker_of_the_role_without_requests_counts(con: Store) -> None:
 
 def test_failures_are_counted_with_their_kinds_and_an_interval(con: Store) -> None:
     outcomes = ["failed", "failed", "aborted"] + ["completed"] * 97
-    con.append("requests", [request(n, outcome=o, error="timeout" if n == 0 else None, e2e_ms=2000.0) for n, o in enumerate(outcomes)])
+    con.append(
+        "requests",
+        [
+            request(n, outcome=o, error="timeout" if n == 0 else None, e2e_ms=2000.0)
+            for n, o in enumerate(outcomes)
+        ],
+    )
     con.append("workers", [worker("a", "frontend")])
     con.append("events", [
         {"worker": "a", "kind": "http_error", "detail": "HTTP 503 on /v1/completions"},
         {"worker": "a", "kind": "http_error", "detail": "HTTP 400 on /v1/completions", "count": 2},
     ])  # fmt: skip
     row = one(con, "failed_requests")
-    assert (row["failed"], row["aborted"], row["seen"], row["http_errors"], row["server_errors"]) == (2, 1, 100, 3, 1)
-    assert (row["value"], row["share"], row["cost_s"], row["severity"]) == (2.0, 0.02, 4.0, "warning")
+    assert (
+        row["failed"],
+        row["aborted"],
+        row["seen"],
+        row["http_errors"],
+        row["server_errors"],
+    ) == (2, 1, 100, 3, 1)
+    assert (row["value"], row["share"], row["cost_s"], row["severity"]) == (
+        2.0,
+        0.02,
+        4.0,
+        "warning",
+    )
     assert (row["interval_low"], row["interval_high"]) == pytest.approx((0.55, 7.0), abs=0.01)
-    assert {e["error"]: e["requests"] for e in row["errors"]} == {"timeout": 1, "failed": 1, "aborted": 1}
+    assert {e["error"]: e["requests"] for e in row["errors"]} == {
+        "timeout": 1,
+        "failed": 1,
+        "aborted": 1,
+    }
 
 
 def test_an_http_error_of_a_request_that_failed_is_not_counted_twice(con: Store) -> None:
@@ -410,25 +557,68 @@ def test_kv_alarms_are_critical_and_counted_once(con: Store) -> None:
         {"worker": "p", "kind": "kv_invalid", "time_ns": 9},
         {"worker": "p", "kind": "warning", "time_ns": 1},
     ])  # fmt: skip
-    con.append("samples", [{"worker": "p", "source": 1, "record": 1, "metric": "x:kv_expired_reqs_total", "value": 2.0, "kind": "counter"}])
+    con.append(
+        "samples",
+        [
+            {
+                "worker": "p",
+                "source": 1,
+                "record": 1,
+                "metric": "x:kv_expired_reqs_total",
+                "value": 2.0,
+                "kind": "counter",
+            }
+        ],
+    )
     row = one(con, "kv_alarm")
     assert (row["severity"], row["value"], row["requests"]) == ("critical", 3.0, 1)
     assert (row["first_ns"], row["last_ns"]) == (5, 9)
-    assert row["kinds"] == [{"kind": "kv_expired", "alarms": 2}, {"kind": "kv_invalid", "alarms": 1}]
+    assert row["kinds"] == [
+        {"kind": "kv_expired", "alarms": 2},
+        {"kind": "kv_invalid", "alarms": 1},
+    ]
 
 
 def test_a_counter_of_expired_kv_alone_is_an_alarm_and_zero_is_none(con: Store) -> None:
     con.append("workers", [worker("p", "prefill"), worker("o", "prefill")])
-    con.append("samples", [{"worker": w, "source": 1, "record": 1, "metric": "x:kv_expired_reqs_total", "value": v, "kind": "counter"} for w, v in (("p", 3.0), ("o", 0.0))])
+    con.append(
+        "samples",
+        [
+            {
+                "worker": w,
+                "source": 1,
+                "record": 1,
+                "metric": "x:kv_expired_reqs_total",
+                "value": v,
+                "kind": "counter",
+            }
+            for w, v in (("p", 3.0), ("o", 0.0))
+        ],
+    )
     row = one(con, "kv_alarm")
     assert (row["value"], row["workers"]) == (3.0, ["p"])
 
 
 def test_failed_transfers(con: Store) -> None:
     con.append("workers", [worker("q", "decode")])
-    con.append("transfers", [{"destination_worker": "q", "outcome": "failed" if n == 0 else "completed", "request_id": "x"} for n in range(50)])
+    con.append(
+        "transfers",
+        [
+            {
+                "destination_worker": "q",
+                "outcome": "failed" if n == 0 else "completed",
+                "request_id": "x",
+            }
+            for n in range(50)
+        ],
+    )
     row = one(con, "transfer_failures")
-    assert (row["value"], row["share"], row["severity"], row["requests"]) == (1.0, 0.02, "critical", 1)
+    assert (row["value"], row["share"], row["severity"], row["requests"]) == (
+        1.0,
+        0.02,
+        "critical",
+        1,
+    )
 
 
 # -- data ------------------------------------------------------------------------------------------
@@ -458,12 +648,28 @@ def test_effects_before_causes_and_negative_remainders_are_shown(con: Store) -> 
     ])  # fmt: skip
     row = one(con, "clock_skew")
     assert (row["early_requests"], row["negative_requests"], row["clipped_requests"]) == (1, 1, 1)
-    assert (row["value"], row["worst_early_ms"], row["requests"], row["severity"]) == (10, 10, 3, "warning")
+    assert (row["value"], row["worst_early_ms"], row["requests"], row["severity"]) == (
+        10,
+        10,
+        3,
+        "warning",
+    )
 
 
 def test_clocks_that_agree_are_no_finding(con: Store) -> None:
     con.append("requests", [request(n) for n in range(20)])
-    con.append("clocks", [{"deployment": "d", "domain": "b", "reference": "a", "offset_ns": 1000, "half_width_ns": 1000}])
+    con.append(
+        "clocks",
+        [
+            {
+                "deployment": "d",
+                "domain": "b",
+                "reference": "a",
+                "offset_ns": 1000,
+                "half_width_ns": 1000,
+            }
+        ],
+    )
     none(con, "clock_skew")
 
 
@@ -474,8 +680,17 @@ def test_data_gaps_name_what_is_missing_and_of_how_many(con: Store) -> None:
         {"source": 1, "reason": "duplicate of another source", "records": 50},
         {"source": 1, "reason": "line without a measurement", "records": 40},
     ])  # fmt: skip
-    con.append("legs", [{"leg": f"l{n}", "source": 1, "deployment": "d", "request": f"r{n}"} for n in range(20)])
-    con.append("requests", [request(n, output_tokens=None if n < 10 else 101, ttft_ms=100.0, prefill_worker="a") for n in range(20)])
+    con.append(
+        "legs",
+        [{"leg": f"l{n}", "source": 1, "deployment": "d", "request": f"r{n}"} for n in range(20)],
+    )
+    con.append(
+        "requests",
+        [
+            request(n, output_tokens=None if n < 10 else 101, ttft_ms=100.0, prefill_worker="a")
+            for n in range(20)
+        ],
+    )
     con.append("workers", [worker("a")])
     con.append("steps", [{"worker": "a", "seq": 1, "capture": "sampled"}])
     row = one(con, "data_gaps")
@@ -484,7 +699,12 @@ def test_data_gaps_name_what_is_missing_and_of_how_many(con: Store) -> None:
         "missing_output_tokens": (10, 20, None), "sampled_steps": (1, 1, None),
         "skipped_records": (1, 100, "cut off at the end of the file"),
     }  # fmt: skip
-    assert (row["severity"], row["sources"], row["workers"], row["requests"]) == ("warning", ["x.log"], ["a"], 10)
+    assert (row["severity"], row["sources"], row["workers"], row["requests"]) == (
+        "warning",
+        ["x.log"],
+        ["a"],
+        10,
+    )
 
 
 def test_complete_data_have_no_gaps(con: Store) -> None:
@@ -519,7 +739,13 @@ def test_idle_decode_workers_with_waiting_requests(con: Store) -> None:
 def test_sources_are_paths_of_what_a_finding_rests_on(con: Store) -> None:
     con.append("sources", [{"source": 1, "path": "b.json"}, {"source": 2, "path": "a.json"}])
     con.append("requests", [request(n, ttft_ms=2000.0 if n == 3 else 100.0) for n in range(20)])
-    con.append("legs", [{"leg": f"l{n}", "source": 1 + n % 2, "deployment": "d", "request": f"r{n}"} for n in range(20)])
+    con.append(
+        "legs",
+        [
+            {"leg": f"l{n}", "source": 1 + n % 2, "deployment": "d", "request": f"r{n}"}
+            for n in range(20)
+        ],
+    )
     assert one(con, "slow_first_token")["sources"] == ["a.json", "b.json"]
 
 

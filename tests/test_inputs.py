@@ -66,7 +66,10 @@ def test_members_of_zip_and_tar_are_inputs_of_their_own(tmp_path: Path) -> None:
         archive.addfile(link)
     (tmp_path / "b.tar.gz").write_bytes(buffer.getvalue())
     inputs = expand([str(tmp_path)])
-    assert [i.path.rpartition("/a.zip")[2] for i in inputs if "a.zip" in i.path] == ["!two.log.gz", "!x/one.log"]
+    assert [i.path.rpartition("/a.zip")[2] for i in inputs if "a.zip" in i.path] == [
+        "!two.log.gz",
+        "!x/one.log",
+    ]
     assert len([i for i in inputs if "b.tar.gz" in i.path]) == 3
     assert all(content(i) == TEXT for i in inputs)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.zip", "b.tar.gz"]

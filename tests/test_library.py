@@ -12,8 +12,16 @@ from pdtrace import library
 from pdtrace.store import Store
 
 QUERIES = sorted(library.queries())
-ENGINES = re.compile(r"\b(vllm|sglang|dynamo|tensorrt|trt-llm|llm-d|mooncake|lmcache|nixl|aiperf)\b", re.IGNORECASE)
-SUFFIX_TYPES = {"_ns": "BIGINT", "_ms": "DOUBLE", "_ratio": "DOUBLE", "_tokens": "BIGINT", "_bytes": "BIGINT"}
+ENGINES = re.compile(
+    r"\b(vllm|sglang|dynamo|tensorrt|trt-llm|llm-d|mooncake|lmcache|nixl|aiperf)\b", re.IGNORECASE
+)
+SUFFIX_TYPES = {
+    "_ns": "BIGINT",
+    "_ms": "DOUBLE",
+    "_ratio": "DOUBLE",
+    "_tokens": "BIGINT",
+    "_bytes": "BIGINT",
+}
 
 
 @pytest.mark.parametrize("name", QUERIES)
@@ -22,7 +30,9 @@ def test_every_query_has_a_title_a_grain_and_described_columns(name: str) -> Non
     assert query.title
     assert query.grain
     assert query.columns
-    assert all(column.text for column in query.columns), [c.name for c in query.columns if not c.text]
+    assert all(column.text for column in query.columns), [
+        c.name for c in query.columns if not c.text
+    ]
     assert all(parameter.text for parameter in query.params)
 
 
@@ -82,7 +92,9 @@ def test_suffixes_of_table_columns_fit_their_types() -> None:
         for column in table.columns:
             for suffix, kind in SUFFIX_TYPES.items():
                 if column.name.endswith(suffix):
-                    assert column.type.removesuffix("[]") in {kind, "INTEGER"}, f"{table.name}.{column.name}"
+                    assert column.type.removesuffix("[]") in {kind, "INTEGER"}, (
+                        f"{table.name}.{column.name}"
+                    )
 
 
 def test_every_table_and_column_is_described() -> None:

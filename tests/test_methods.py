@@ -197,13 +197,21 @@ def test_coarse_log_times_keep_the_engines_order(store: Any) -> None:
         alone = seq % 20 == 10
         end += 100.0 if alone else 9.0
         rows.append(
-            step(seq, 100.0, 0, [1000]) if alone else step(seq, 9.0 + 0.001 * (seq % 7), 6 if seq % 20 > 10 else 5)
+            step(seq, 100.0, 0, [1000])
+            if alone
+            else step(seq, 9.0 + 0.001 * (seq % 7), 6 if seq % 20 > 10 else 5)
         )
         rows[-1]["start_lower_ns"] = int(end // 1000 * 1_000_000_000) - rows[-1]["elapsed_ns"]
-    shuffled = pl.DataFrame(rows, infer_schema_length=None).sample(fraction=1.0, shuffle=True, seed=1)
-    store.append("steps", shuffled.with_columns(worker=pl.lit("w"), rank=pl.lit("0"), capture=pl.lit("full")))
+    shuffled = pl.DataFrame(rows, infer_schema_length=None).sample(
+        fraction=1.0, shuffle=True, seed=1
+    )
+    store.append(
+        "steps", shuffled.with_columns(worker=pl.lit("w"), rank=pl.lit("0"), capture=pl.lit("full"))
+    )
     methods.run(store)
-    assert store.sql("SELECT lost_s FROM interference_steps").item() == pytest.approx(100 * 5 * 0.1, rel=0.01)
+    assert store.sql("SELECT lost_s FROM interference_steps").item() == pytest.approx(
+        100 * 5 * 0.1, rel=0.01
+    )
 
 
 def test_interference_of_nothing_is_nothing(store: Any) -> None:

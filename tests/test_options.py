@@ -9,7 +9,9 @@ from pdtrace.model import Slo
 from pdtrace.options import duration_ms, parse_check, parse_instant, parse_slo
 
 
-@pytest.mark.parametrize(("text", "ms"), [("500ms", 500), ("0.5s", 500), ("2m", 120_000), ("250", 250), ("1 s", 1000)])
+@pytest.mark.parametrize(
+    ("text", "ms"), [("500ms", 500), ("0.5s", 500), ("2m", 120_000), ("250", 250), ("1 s", 1000)]
+)
 def test_durations(text: str, ms: float) -> None:
     assert duration_ms(text) == ms
 

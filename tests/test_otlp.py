@@ -109,12 +109,16 @@ def span(**changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def request(*spans: dict[str, Any], resource: dict[str, Any] | None = None, **scope: Any) -> dict[str, Any]:
+def request(
+    *spans: dict[str, Any], resource: dict[str, Any] | None = None, **scope: Any
+) -> dict[str, Any]:
     return {
         "resourceSpans": [
             {
                 "resource": {"attributes": attributes(resource or {"service.name": "engine"})},
-                "scopeSpans": [{"scope": {"name": "lib", "version": "2", **scope}, "spans": list(spans)}],
+                "scopeSpans": [
+                    {"scope": {"name": "lib", "version": "2", **scope}, "spans": list(spans)}
+                ],
             }
         ]
     }
@@ -144,7 +148,11 @@ def lines(*requests: dict[str, Any]) -> bytes:
     return b"".join(json.dumps(r).encode() + b"\n" for r in requests)
 
 
-_CLASSES = {"resourceSpans": trace_pb2.TracesData, "resourceLogs": logs_pb2.LogsData, "resourceMetrics": metrics_pb2.MetricsData}
+_CLASSES = {
+    "resourceSpans": trace_pb2.TracesData,
+    "resourceLogs": logs_pb2.LogsData,
+    "resourceMetrics": metrics_pb2.MetricsData,
+}
 
 
 def message(value: dict[str, Any]) -> bytes:
@@ -154,7 +162,9 @@ def message(value: dict[str, Any]) -> bytes:
     def ids(node: Any) -> Any:
         if isinstance(node, dict):
             return {
-                k: base64.b64encode(bytes.fromhex(v)).decode() if k in ("traceId", "spanId", "parentSpanId") else ids(v)
+                k: base64.b64encode(bytes.fromhex(v)).decode()
+                if k in ("traceId", "spanId", "parentSpanId")
+                else ids(v)
                 for k, v in node.items()
             }
         return [ids(v) for v in node] if isinstance(node, list) else node
@@ -198,20 +208,36 @@ def check_one(out: Rows) -> None:
     first, second = rows.rows(named=True)
     assert (first["trace_id"], first["span_id"], first["parent_span_id"]) == (TRACE, SPAN, PARENT)
     assert (first["start_ns"], first["end_ns"]) == (START, END)
-    assert (first["kind"], first["status_code"], first["status_message"]) == ("server", "error", "boom")
-    assert (first["trace_state"], first["flags"], first["scope_name"], first["scope_version"]) == ("a=b", 257, "lib", "2")
+    assert (first["kind"], first["status_code"], first["status_message"]) == (
+        "server",
+        "error",
+        "boom",
+    )
+    assert (first["trace_state"], first["flags"], first["scope_name"], first["scope_version"]) == (
+        "a=b",
+        257,
+        "lib",
+        "2",
+    )
     assert first["events"] == [
         {"time_ns": START + 5, "name": "first_token", "attributes": '{"n":1,"t":"x\\"y","f":1.0}'},
         {"time_ns": START + 9, "name": "finish", "attributes": None},
     ]
-    assert first["links"] == [{"trace_id": "ab" * 16, "span_id": "cd" * 8, "attributes": '{"why":"retry"}'}]
+    assert first["links"] == [
+        {"trace_id": "ab" * 16, "span_id": "cd" * 8, "attributes": '{"why":"retry"}'}
+    ]
     assert json.loads(first["extra"]) == {
         "droppedEventsCount": 3,
         "events": {"1": {"droppedAttributesCount": 2}},
         "links": {"0": {"flags": 256, "traceState": "k=v"}},
         "scope": {"attributes": {"scope attribute": 1}},
     }
-    assert (second["parent_span_id"], second["end_ns"], second["kind"], second["status_code"]) == (None, None, "unspecified", "unset")
+    assert (second["parent_span_id"], second["end_ns"], second["kind"], second["status_code"]) == (
+        None,
+        None,
+        "unspecified",
+        "unset",
+    )
     assert second["string_keys"] is None
     assert second["events"] is None
     assert second["resolution_ns"] == 1
@@ -224,7 +250,10 @@ def check_one(out: Rows) -> None:
     assert out.attribute("yes", bool) == [True, None]
     assert out.attribute("no", bool) == [False, None]
     assert out.attribute("whole real") == ["3.0", None]
-    others = {key: out.attribute(key)[0] for key in ("list", "mixed", "nested", "map", "raw", "nothing", "empty list", "empty map")}
+    others = {
+        key: out.attribute(key)[0]
+        for key in ("list", "mixed", "nested", "map", "raw", "nothing", "empty list", "empty map")
+    }
     assert others == {
         "list": '["stop","length"]', "mixed": '["a",1,2.5,false]', "nested": '[[1,2],{"a":[null]}]', "map": '{"b":1,"a":{"c":"d"}}',
         "raw": '{"bytesValue":"AP8="}', "nothing": "null", "empty list": "[]", "empty map": "{}",
@@ -238,14 +267,20 @@ def snake(value: Any) -> Any:
     import re
 
     if isinstance(value, dict):
-        return {re.sub(r"(?<=[a-z])([A-Z])", lambda m: "_" + m[1].lower(), k): snake(v) for k, v in value.items()}
+        return {
+            re.sub(r"(?<=[a-z])([A-Z])", lambda m: "_" + m[1].lower(), k): snake(v)
+            for k, v in value.items()
+        }
     return [snake(v) for v in value] if isinstance(value, list) else value
 
 
 def numbers(value: Any) -> Any:
     """64-bit integers as JSON numbers, enums as names."""
     if isinstance(value, dict):
-        names = {"kind": {0: "SPAN_KIND_UNSPECIFIED", 2: "SPAN_KIND_SERVER"}, "code": {2: "STATUS_CODE_ERROR"}}
+        names = {
+            "kind": {0: "SPAN_KIND_UNSPECIFIED", 2: "SPAN_KIND_SERVER"},
+            "code": {2: "STATUS_CODE_ERROR"},
+        }
         return {
             k: int(v) if k in ("intValue", "startTimeUnixNano", "endTimeUnixNano", "timeUnixNano")
             else names[k].get(v, v) if k in names else numbers(v)
@@ -257,7 +292,9 @@ def numbers(value: Any) -> Any:
 def base64_ids(value: Any) -> Any:
     if isinstance(value, dict):
         return {
-            k: base64.b64encode(bytes.fromhex(v)).decode() if k in ("traceId", "spanId", "parentSpanId") else base64_ids(v)
+            k: base64.b64encode(bytes.fromhex(v)).decode()
+            if k in ("traceId", "spanId", "parentSpanId")
+            else base64_ids(v)
             for k, v in value.items()
         }
     return [base64_ids(v) for v in value] if isinstance(value, list) else value
@@ -311,7 +348,12 @@ def test_googles_protobuf_gives_what_ptars_gives(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_walk_gives_what_pyarrow_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = request(span(attributes=attributes({"a": "b", "n": 1, "f": 2.0, "ok": True, "l": ["x", 1]}), status={"code": 1}))
+    plain = request(
+        span(
+            attributes=attributes({"a": "b", "n": 1, "f": 2.0, "ok": True, "l": ["x", 1]}),
+            status={"code": 1},
+        )
+    )
     assert _otlp_json.resource_spans(lines(plain), _otlp_json.spelling_of(lines(plain))) is not None
     fast = read(lines(plain)).frame()
     monkeypatch.setattr(_otlp_json, "resource_spans", lambda *_, **__: None)
@@ -325,10 +367,18 @@ def test_fields_that_otlp_does_not_know_are_kept() -> None:
 
 
 def test_missing_ids_are_unknown_and_large_ids_stay_text() -> None:
-    bare = {"name": "x", "attributes": [{"key": "worker", "value": {"intValue": "16004647803649141590"}}, {"key": "n", "value": {"stringValue": " 42 "}}]}
+    bare = {
+        "name": "x",
+        "attributes": [
+            {"key": "worker", "value": {"intValue": "16004647803649141590"}},
+            {"key": "n", "value": {"stringValue": " 42 "}},
+        ],
+    }
     out = read(lines(request(bare)))
     row = out.frame().row(0, named=True)
-    assert [row[k] for k in ("trace_id", "span_id", "parent_span_id", "start_ns", "end_ns")] == [None] * 5
+    assert [row[k] for k in ("trace_id", "span_id", "parent_span_id", "start_ns", "end_ns")] == [
+        None
+    ] * 5
     assert out.attribute("worker") == ["16004647803649141590"]
     assert out.attribute("worker", int) == [None]
     assert out.attribute("n", int) == [42]
@@ -336,7 +386,11 @@ def test_missing_ids_are_unknown_and_large_ids_stay_text() -> None:
 
 
 def test_a_key_that_comes_twice_keeps_its_first_value_and_the_other_in_extra() -> None:
-    twice = [{"key": "a", "value": {"stringValue": "1"}}, {"key": "a", "value": {"stringValue": "2"}}, {"key": "b\x1fc", "value": {"intValue": "3"}}]
+    twice = [
+        {"key": "a", "value": {"stringValue": "1"}},
+        {"key": "a", "value": {"stringValue": "2"}},
+        {"key": "b\x1fc", "value": {"intValue": "3"}},
+    ]
     for data in (lines(request(span(attributes=twice))), framed(request(span(attributes=twice)))):
         out = read(data)
         assert out.attribute("a") == ["1"]
@@ -356,7 +410,9 @@ def test_content_becomes_length_and_hash_unless_asked_for() -> None:
             events=[{"timeUnixNano": "1", "name": "gen_ai.content.prompt", "attributes": attributes({"gen_ai.event.content": prompt})}],
         )
     )  # fmt: skip
-    stand_in = json.dumps({"length": 16, "sha256": hashlib.sha256(prompt.encode()).hexdigest()}, separators=(",", ":"))
+    stand_in = json.dumps(
+        {"length": 16, "sha256": hashlib.sha256(prompt.encode()).hexdigest()}, separators=(",", ":")
+    )
     for data in (lines(body), framed(body)):
         out = read(data)
         everything = str(out.frame().rows()) + str(out.frame("resources").rows())
@@ -398,13 +454,23 @@ def test_a_cut_protobuf_file_keeps_the_whole_spans() -> None:
 
 
 def test_a_broken_line_between_good_ones_is_skipped() -> None:
-    out = read(lines(request(span())) + b'{"resourceSpans": [oops]}\n\n"text"\n{"other": 1}\n' + lines(request(span(spanId="02" * 8))))
+    out = read(
+        lines(request(span()))
+        + b'{"resourceSpans": [oops]}\n\n"text"\n{"other": 1}\n'
+        + lines(request(span(spanId="02" * 8)))
+    )
     assert out.frame().height == 2
-    assert sorted(reason for _, reason in out.skipped) == ["JSON, but no OTLP export request", "JSON, but not an object", "not JSON"]
+    assert sorted(reason for _, reason in out.skipped) == [
+        "JSON, but no OTLP export request",
+        "JSON, but not an object",
+        "not JSON",
+    ]
     assert out.count == 5
 
 
-@pytest.mark.parametrize("data", [b"", b"\n", b"{}\n", b"[]", b'{"resourceSpans": []}', b'{"resourceSpans": null}\n'])
+@pytest.mark.parametrize(
+    "data", [b"", b"\n", b"{}\n", b"[]", b'{"resourceSpans": []}', b'{"resourceSpans": null}\n']
+)
 def test_files_without_a_span_give_nothing(data: bytes) -> None:
     out = read(data)
     assert out.frame().height == 0
@@ -432,24 +498,41 @@ LOGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("data", [lines(LOGS), framed(LOGS), message(LOGS), json.dumps(LOGS, indent=1).encode()])
+@pytest.mark.parametrize(
+    "data", [lines(LOGS), framed(LOGS), message(LOGS), json.dumps(LOGS, indent=1).encode()]
+)
 def test_log_records_go_to_the_staging_table(data: bytes) -> None:
     out = read(data)
     assert out.units == ["log record"]
     assert out.count == 2
     first, second = out.logs
     assert first["time_ns"] == START
-    assert (first["severity"], first["body"], first["event_name"], first["scope_name"]) == ("INFO", "hello", "seen", "lib")
+    assert (first["severity"], first["body"], first["event_name"], first["scope_name"]) == (
+        "INFO",
+        "hello",
+        "seen",
+        "lib",
+    )
     assert (first["trace_id"], first["span_id"]) == (TRACE, SPAN)
     assert json.loads(first["attributes"]) == {"request_id": "r1", "n": 2}
-    assert (second["time_ns"], second["severity"], second["body"], second["trace_id"]) == (END, "Error", '{"a":1}', None)
+    assert (second["time_ns"], second["severity"], second["body"], second["trace_id"]) == (
+        END,
+        "Error",
+        '{"a":1}',
+        None,
+    )
     assert out.frame("resources")["resource"].to_list() == [first["resource"]]
     match = otlp.sniff(Head("x", "x", data, complete=True))
     assert match is not None
 
 
 def _point(**fields: Any) -> dict[str, Any]:
-    return {"startTimeUnixNano": str(START), "timeUnixNano": str(END), "attributes": attributes({"b": "2", "a": 1}), **fields}
+    return {
+        "startTimeUnixNano": str(START),
+        "timeUnixNano": str(END),
+        "attributes": attributes({"b": "2", "a": 1}),
+        **fields,
+    }
 
 
 METRICS = {
@@ -483,7 +566,9 @@ def test_data_points_become_samples(data: bytes) -> None:
     assert out.units == ["data point"]
     assert out.count == 4
     assert out.skipped == [(3, "data point without a value")]
-    rows = out.store.sql("SELECT metric, labels, value, interval_ns, kind, worker, record, time_ns FROM samples ORDER BY record, metric, value").rows()
+    rows = out.store.sql(
+        "SELECT metric, labels, value, interval_ns, kind, worker, record, time_ns FROM samples ORDER BY record, metric, value"
+    ).rows()
     shared = '{"a":"1","b":"2"'
     assert rows == [
         ("running", shared + "}", 3.0, None, "gauge", "instance:i-1", 0, END),
@@ -500,7 +585,11 @@ def test_a_file_that_mixes_signals_counts_records() -> None:
     out = read(framed(ONE, LOGS, METRICS))
     assert out.units == ["span", "record", "record"]
     assert out.count == 8
-    records = out.frame()["record"].to_list() + [row["record"] for row in out.logs] + out.frame("samples")["record"].to_list()
+    records = (
+        out.frame()["record"].to_list()
+        + [row["record"] for row in out.logs]
+        + out.frame("samples")["record"].to_list()
+    )
     assert set(records) == {0, 1, 2, 3, 4, 5, 6}
     assert read(lines(ONE, LOGS, METRICS)).count == 8
 
@@ -508,8 +597,14 @@ def test_a_file_that_mixes_signals_counts_records() -> None:
 def test_many_blocks_keep_the_order_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_otlp_json, "BLOCK_BYTES", 2000)
     monkeypatch.setattr(otlp, "GROUP_BYTES", 500)
-    many = [request(span(spanId=f"{i + 1:016x}", startTimeUnixNano=str(START + i))) for i in range(50)]
-    for data in (lines(*many), framed(*many), message({"resourceSpans": [r["resourceSpans"][0] for r in many]})):
+    many = [
+        request(span(spanId=f"{i + 1:016x}", startTimeUnixNano=str(START + i))) for i in range(50)
+    ]
+    for data in (
+        lines(*many),
+        framed(*many),
+        message({"resourceSpans": [r["resourceSpans"][0] for r in many]}),
+    ):
         frame = read(data).frame("spans").sort("record")
         assert frame["record"].to_list() == list(range(50))
         assert frame["start_ns"].to_list() == [START + i for i in range(50)]
@@ -552,7 +647,10 @@ def fill(files: dict[str, bytes], order: list[str]) -> tuple[Store, pl.DataFrame
     for name in order:
         frame = read(files[name]).store.arrow("SELECT * EXCLUDE (source) FROM spans")
         store.append("spans", frame.append_column("source", [[numbers[name]] * frame.num_rows]))
-        store.append("sources", [{"source": numbers[name], "sha256": hashlib.sha256(name.encode()).hexdigest()}])
+        store.append(
+            "sources",
+            [{"source": numbers[name], "sha256": hashlib.sha256(name.encode()).hexdigest()}],
+        )
     return store, span_sql.deduplicate(store.connection)
 
 
@@ -601,15 +699,30 @@ def test_a_span_rebuilt_from_logs_gives_way_to_the_exported_one() -> None:
 
 def test_packed_maps_are_stored_as_keys_and_values() -> None:
     store = Store()
-    rows = [{"trace_id": "1", "span_id": "2", "attributes_string": {"a": "x"}, "attributes_int": {"n": 5}}, {"trace_id": "3", "span_id": "4"}]
+    rows = [
+        {
+            "trace_id": "1",
+            "span_id": "2",
+            "attributes_string": {"a": "x"},
+            "attributes_int": {"n": 5},
+        },
+        {"trace_id": "3", "span_id": "4"},
+    ]
     store.append("spans", span_sql.packed(rows))
-    assert store.rows("SELECT string_keys, string_values, int_keys, int_values FROM spans ORDER BY trace_id") == [("a", ["x"], "n", [5]), (None, None, None, None)]
-    assert store.rows(f"SELECT {span_sql.keys_sql()} FROM spans ORDER BY trace_id") == [(["a", "n"],), (None,)]
+    assert store.rows(
+        "SELECT string_keys, string_values, int_keys, int_values FROM spans ORDER BY trace_id"
+    ) == [("a", ["x"], "n", [5]), (None, None, None, None)]
+    assert store.rows(f"SELECT {span_sql.keys_sql()} FROM spans ORDER BY trace_id") == [
+        (["a", "n"],),
+        (None,),
+    ]
 
 
 def test_keys_with_quotes_are_safe_in_sql() -> None:
     sql = span_sql.attribute_sql("it's", str)
-    duckdb.sql(f"SELECT {sql} FROM (SELECT 'it''s' AS string_keys, ['x'] AS string_values, NULL::VARCHAR AS int_keys, NULL::BIGINT[] AS int_values, NULL::VARCHAR AS double_keys, NULL::DOUBLE[] AS double_values, NULL::VARCHAR AS bool_keys, NULL::BOOLEAN[] AS bool_values, NULL::VARCHAR AS other_keys, NULL::VARCHAR[] AS other_values)").fetchall()
+    duckdb.sql(
+        f"SELECT {sql} FROM (SELECT 'it''s' AS string_keys, ['x'] AS string_values, NULL::VARCHAR AS int_keys, NULL::BIGINT[] AS int_values, NULL::VARCHAR AS double_keys, NULL::DOUBLE[] AS double_values, NULL::VARCHAR AS bool_keys, NULL::BOOLEAN[] AS bool_values, NULL::VARCHAR AS other_keys, NULL::VARCHAR[] AS other_values)"
+    ).fetchall()
 
 
 # ---- real captures ---------------------------------------------------------------------------------
@@ -632,12 +745,20 @@ def test_the_two_fixtures_of_one_capture_give_the_same_rows() -> None:
         ("vllm/agg/vllm.traces.otlp.bin.gz", "vllm/agg/vllm.traces.otlp.jsonl.gz", 374),
         ("vllm/pd_nixl/pd.traces.otlp.bin.gz", "vllm/pd_nixl/pd.traces.otlp.jsonl.gz", 1556),
         ("dynamo/agg/otlp_traces.pb.gz", "dynamo/agg/otlp_traces.jsonl.gz", 2202),
-        ("dynamo/disagg_bootstrap/otlp_traces.pb.gz", "dynamo/disagg_bootstrap/otlp_traces.jsonl.gz", None),
+        (
+            "dynamo/disagg_bootstrap/otlp_traces.pb.gz",
+            "dynamo/disagg_bootstrap/otlp_traces.jsonl.gz",
+            None,
+        ),
         ("dynamo/agg/otlp_logs.pb.gz", "dynamo/agg/otlp_logs.jsonl.gz", 3948),
     ],
 )
-def test_captures_in_both_formats_give_the_same_rows(shared: Path, first: str, second: str, count: int | None) -> None:
-    one, two = (read(gzip.decompress((shared / "data" / name).read_bytes())) for name in (first, second))
+def test_captures_in_both_formats_give_the_same_rows(
+    shared: Path, first: str, second: str, count: int | None
+) -> None:
+    one, two = (
+        read(gzip.decompress((shared / "data" / name).read_bytes())) for name in (first, second)
+    )
     assert one.count == two.count
     assert count is None or one.count == count
     assert one.skipped == two.skipped == []

@@ -61,7 +61,9 @@ def by_hand(window: tuple[int, int, int | None], mine: list[tuple[Any, ...]]) ->
     answer = []
     for now in range(start, end):
         open_details = [
-            "stream_out_first" if detail == "stream_out" and first is not None and now < first else detail
+            "stream_out_first"
+            if detail == "stream_out" and first is not None and now < first
+            else detail
             for detail, left, right, *_ in mine
             if left is not None and right is not None and left <= now < right
         ]
@@ -79,17 +81,27 @@ def test_phases_are_exactly_the_window_and_each_instant_has_its_strongest_owner(
     assert checks.height == len(spans)
     for number, window in enumerate(spans):
         own = found.filter(pl.col("request") == f"r{number}")
-        spelled = [row[0] for row in own.select("detail", "start_ns", "end_ns").rows() for _ in range(row[2] - row[1])]
+        spelled = [
+            row[0]
+            for row in own.select("detail", "start_ns", "end_ns").rows()
+            for _ in range(row[2] - row[1])
+        ]
         assert spelled == by_hand(window, [row for row in mine if row[3] == number])
         assert own["start_ns"].to_list()[1:] == own["end_ns"].to_list()[:-1]
-    whole = found.group_by("request").agg((pl.col("end_ns") - pl.col("start_ns")).sum().alias("sum"))
+    whole = found.group_by("request").agg(
+        (pl.col("end_ns") - pl.col("start_ns")).sum().alias("sum")
+    )
     positive = checks.filter(pl.col("window_ns") > 0).join(whole, on="request")
     assert positive.height == sum(end > start for start, end, _ in spans)
     assert (positive["sum"] == positive["window_ns"]).all()
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(some_window, min_size=1, max_size=4), st.lists(some_interval, max_size=12), st.randoms())
+@given(
+    st.lists(some_window, min_size=1, max_size=4),
+    st.lists(some_interval, max_size=12),
+    st.randoms(),
+)
 def test_the_order_of_rows_does_not_matter(spans: list[Any], mine: list[Any], random: Any) -> None:
     shuffled = list(mine)
     random.shuffle(shuffled)
@@ -104,7 +116,11 @@ def test_the_order_of_rows_does_not_matter(spans: list[Any], mine: list[Any], ra
 def test_checks_count_what_was_cut_and_covered_twice(spans: list[Any], mine: list[Any]) -> None:
     _, checks = phases.cut(windows(*spans), intervals(*mine))
     for number, (start, end, _) in enumerate(spans):
-        own = [(a, b) for _, a, b, n, _ in mine if n == number and a is not None and b is not None and end > start]
+        own = [
+            (a, b)
+            for _, a, b, n, _ in mine
+            if n == number and a is not None and b is not None and end > start
+        ]
         inside = sum(max(min(b, end) - max(a, start), 0) for a, b in own if b > a)
         twice = sum(sum(a <= now < b for a, b in own) > 1 for now in range(start, end))
         row = checks.row(number, named=True)
@@ -154,7 +170,9 @@ def test_an_unknown_detail_is_refused_by_name() -> None:
 # From the store: the rules that need legs.
 
 
-def request(store: Store, start: int = 0, end: int = 1000, first: int | None = None, **more: Any) -> None:
+def request(
+    store: Store, start: int = 0, end: int = 1000, first: int | None = None, **more: Any
+) -> None:
     store.append("requests", [{"request": "r", "deployment": "d", "start_ns": start, "end_ns": end,
                                "first_token_ns": first, "outcome": "completed", **more}])  # fmt: skip
 
@@ -164,14 +182,18 @@ def leg(store: Store, name: str, **more: Any) -> None:
     store.append("legs", [{"leg": name, **defaults, **more}])
 
 
-def interval(store: Store, name: str, detail: str, start: int | None, end: int | None, **more: Any) -> None:
+def interval(
+    store: Store, name: str, detail: str, start: int | None, end: int | None, **more: Any
+) -> None:
     store.append("intervals", [{"leg": name, "detail": detail, "start_ns": start, "end_ns": end,
                                 "basis": "measured", **more}])  # fmt: skip
 
 
 def cut(store: Store, **options: Any) -> list[tuple[str, int, int]]:
     phases.partition(store, **options)
-    return store.sql("SELECT detail, start_ns, end_ns FROM phases ORDER BY request, start_ns").rows()
+    return store.sql(
+        "SELECT detail, start_ns, end_ns FROM phases ORDER BY request, start_ns"
+    ).rows()
 
 
 def test_the_queue_of_a_pairs_decode_leg_is_a_wait_for_kv(store: Store) -> None:
@@ -180,16 +202,23 @@ def test_the_queue_of_a_pairs_decode_leg_is_a_wait_for_kv(store: Store) -> None:
     leg(store, "d", role="decode", worker="D")
     interval(store, "p", "prefill_wall", 0, 40)
     interval(store, "d", "prefill_queue", 30, 60, decode_detail="kv_wait_upper_bound")
-    assert cut(store) == [("prefill_wall", 0, 40), ("kv_wait_upper_bound", 40, 60), ("unattributed", 60, 100)]
+    assert cut(store) == [
+        ("prefill_wall", 0, 40),
+        ("kv_wait_upper_bound", 40, 60),
+        ("unattributed", 60, 100),
+    ]
     assert store.rows("SELECT worker, basis FROM phases ORDER BY start_ns") == [
         ("P", "measured"), ("D", "upper_bound"), (None, "inferred"),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("prefill", "decode", "paired"), [("W", "W", False), ("P", "D", True), (None, "D", True), (None, None, True)]
+    ("prefill", "decode", "paired"),
+    [("W", "W", False), ("P", "D", True), (None, "D", True), (None, None, True)],
 )
-def test_one_worker_alone_is_no_pair(store: Store, prefill: str | None, decode: str | None, paired: bool) -> None:
+def test_one_worker_alone_is_no_pair(
+    store: Store, prefill: str | None, decode: str | None, paired: bool
+) -> None:
     request(store, 0, 100)
     leg(store, "p", role="prefill", worker=prefill)
     leg(store, "d", role="decode", worker=decode)
@@ -235,7 +264,9 @@ def test_a_failed_attempt_lasts_until_the_next_ones_first_own_interval(store: St
     assert cut(store) == [
         ("unattributed", 0, 100), ("failed_attempt", 100, 400), ("prefill_queue", 400, 500), ("prefill_wall", 500, 1000),
     ]  # fmt: skip
-    assert store.rows("SELECT phase, worker FROM phases WHERE detail = 'failed_attempt'") == [("retry", "A")]
+    assert store.rows("SELECT phase, worker FROM phases WHERE detail = 'failed_attempt'") == [
+        ("retry", "A")
+    ]
 
 
 def test_a_measured_backoff_keeps_its_name(store: Store) -> None:
@@ -257,7 +288,9 @@ def test_a_last_failed_attempt_keeps_its_inner_phases(store: Store) -> None:
 def test_an_engine_leg_belongs_to_the_attempt_of_its_hop(store: Store) -> None:
     request(store, 0, 1000)
     hop = {"observer": "router", "container": True, "trace_id": "t"}
-    leg(store, "router", observer="router", status="failed", start_ns=0, end_ns=1000)  # not an attempt
+    leg(
+        store, "router", observer="router", status="failed", start_ns=0, end_ns=1000
+    )  # not an attempt
     leg(store, "hop0", span_id="h0", attempt=0, status="failed", start_ns=100, end_ns=300, **hop)
     leg(store, "hop1", span_id="h1", attempt=1, start_ns=310, end_ns=1000, **hop)
     leg(store, "engine", trace_id="t", parent_span_id="h1", start_ns=350, end_ns=990)
@@ -275,7 +308,16 @@ def test_failed_engine_legs_that_nobody_counted_are_attempts(store: Store) -> No
 
 def test_tokens_delivered_before_a_migration_stay_decode(store: Store) -> None:
     request(store, 0, 1000, first=100)
-    leg(store, "a", attempt=0, status="failed", start_ns=0, first_token_ns=100, last_token_ns=300, end_ns=320)
+    leg(
+        store,
+        "a",
+        attempt=0,
+        status="failed",
+        start_ns=0,
+        first_token_ns=100,
+        last_token_ns=300,
+        end_ns=320,
+    )
     leg(store, "b", attempt=1, start_ns=350, first_token_ns=600, end_ns=1000)
     interval(store, "a", "prefill_wall", 0, 100)
     interval(store, "a", "decode_wall", 100, 300)
@@ -289,7 +331,9 @@ def test_tokens_delivered_before_a_migration_stay_decode(store: Store) -> None:
 def test_negative_remainders_are_kept_as_a_magnitude(store: Store) -> None:
     request(store, 0, 1000)
     leg(store, "e")
-    store.append("reported", [{"leg": "e", "quantity": "negative_remainder_ms", "value": -1.5, "unit": "ms"}])
+    store.append(
+        "reported", [{"leg": "e", "quantity": "negative_remainder_ms", "value": -1.5, "unit": "ms"}]
+    )
     cut(store)
     assert store.rows("SELECT negative_ns FROM partition_checks") == [(1_500_000,)]
 
@@ -297,9 +341,23 @@ def test_negative_remainders_are_kept_as_a_magnitude(store: Store) -> None:
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_batches_do_not_change_the_answer_and_a_rerun_replaces_it(store: Store, size: int) -> None:
     rows = range(50)
-    store.append("requests", [{"request": f"q{n}", "start_ns": n, "end_ns": n + 10, "outcome": "completed"} for n in rows])
-    store.append("legs", [{"leg": f"l{n}", "request": f"q{n}", "worker": f"w{n % 3}"} for n in rows])
-    store.append("intervals", [{"leg": f"l{n}", "detail": "prefill_exec", "start_ns": n + 2, "end_ns": n + 5} for n in rows])
+    store.append(
+        "requests",
+        [
+            {"request": f"q{n}", "start_ns": n, "end_ns": n + 10, "outcome": "completed"}
+            for n in rows
+        ],
+    )
+    store.append(
+        "legs", [{"leg": f"l{n}", "request": f"q{n}", "worker": f"w{n % 3}"} for n in rows]
+    )
+    store.append(
+        "intervals",
+        [
+            {"leg": f"l{n}", "detail": "prefill_exec", "start_ns": n + 2, "end_ns": n + 5}
+            for n in rows
+        ],
+    )
     phases.partition(store, batch_requests=size)
     phases.partition(store, batch_requests=size)
     assert store.count("phases") == 150

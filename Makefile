@@ -1,26 +1,35 @@
 # The two commands of the README are `make demo` and `make test`; both make and use .venv in this folder.
-PYTHON ?= python3
+# The first Python that is new enough is taken; to choose: make PYTHON=/path/to/python3.12 demo
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(or $(firstword $(foreach name,python3 python3.13 python3.12 python3.11 python3.14 python,\
+  $(shell $(name) -c '$(NEW_ENOUGH)' >/dev/null 2>&1 && echo $(name)))),python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format bench wheel clean help
+.PHONY: help demo test lint format docs bench wheel clean
 
 help:
-	@echo "make demo   set up, then diagnose the real vLLM run that ships with pdtrace"
-	@echo "make test   set up, then run all tests"
-	@echo "make lint   ruff, mypy, import contracts"
-	@echo "make bench  speed and size against peers (minutes)"
+	@echo "make demo    set up, then diagnose the real vLLM run that ships with pdtrace"
+	@echo "make test    set up, then run all tests"
+	@echo "make lint    ruff, mypy, import contracts"
+	@echo "make format  let ruff format and fix"
+	@echo "make docs    draw docs/pictures anew"
+	@echo "make bench   speed and size against peers (minutes)"
+	@echo "make wheel   build dist/*.whl"
 
+# pip reads dependency groups from 25.1 on; the one that comes with Python may be older.
 $(STAMP): pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit("pdtrace needs Python 3.11 or newer; try: make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else None'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
+	@$(PYTHON) -c '$(NEW_ENOUGH)' || { echo "pdtrace needs Python 3.11 or newer; try: make PYTHON=python3.12 demo" >&2; exit 1; }
+	@echo "setting up $(VENV) with $$($(PYTHON) --version) (once, a minute or two)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install "pip>=25.1"
+	@$(PIP) install --editable . --group dev
 	@touch $@
 
 demo: $(STAMP)
-	$(BIN)/pdtrace demo
+	@$(BIN)/pdtrace demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q
@@ -35,12 +44,15 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(STAMP)
+	$(BIN)/python docs/make_pictures.py
+
 bench: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench
+	$(PIP) install --group bench
 	$(BIN)/python -m bench
 
 wheel: $(STAMP)
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -18,12 +18,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pdtrace.model import MADE_SPAN_ID
+
 from ._common import number
 
 MS = 1_000_000
 MAX_REQUESTS = 200_000  # requests remembered to find the trace of lines that do not name it
 LONG_TEXT = 4096
-MADE_ID = '{"span_id":"made of trace, name and operation"}'
 SEPARATOR = "\x1f"  # between the keys of a span in table `spans`
 
 REASON_NO_TRACE = "span line without trace id, of a request that is not in this log"
@@ -136,7 +137,7 @@ class SpanLines:
             "name": str(fields.get("span_name")), "kind": kind, "status_code": "unset",
             "scope_name": self.scope,
             "resource": self.resource,
-            "extra": MADE_ID if made else None,
+            "extra": MADE_SPAN_ID if made else None,
             **_attributes(fields),
         }  # fmt: skip
 

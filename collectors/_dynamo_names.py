@@ -7,13 +7,13 @@ import polars as pl
 ENGINE = "Dynamo"
 GENERATE = "generate"  # the endpoint that serves requests; the others are the control plane's
 
-# Facts that one Dynamo collector leaves for another.
+# Facts that one Dynamo collector leaves for another; a _ in front: not for people.
 FACT_BLOCK_SIZE = "kv_block_size"
 FACT_COVERAGE = (
-    "request_trace_coverage"  # JSON: first worker of the requests, and the time they span
+    "_request_trace_coverage"  # JSON: first worker of the requests, and the time they span
 )
 FACT_LOG = (
-    "log_coverage"  # JSON: service, the time that its log spans, the workers that it saw chosen
+    "_log_coverage"  # JSON: service, the time that its log spans, the workers that it saw chosen
 )
 SLACK_NS = 1_000_000_000  # instants of one thing in two sources lie within this
 

@@ -27,7 +27,10 @@ REASON_HARMLESS = "message known to be harmless"
 REASON_NOTHING = "log line that says nothing about requests"
 REASON_PAIRED = "end of a request, told with the line that began it"
 REASON_TOLD = "line of a worker's request, told by its span"
-REASON_COST = "router's choice, told by its span; the cost is among the reported values"
+REASON_SETTING = "settings, kept as facts"
+REASON_IN_LOG = "log record, told by the JSONL log of the same service"
+REASON_ENTRY = "start of a span, without its name and end"
+REASON_NAMELESS = "line of a worker's request that does not name the worker"
 REASON_SPAN = "start of a span whose end is in the log"
 
 # Messages at WARN or ERROR that come with every healthy run (1.6.1).
@@ -71,6 +74,8 @@ class Rows:
             first, last = self._window or (entry.time_ns, entry.time_ns)
             self._window = (min(first, entry.time_ns), max(last, entry.time_ns))
         used = self._settings(entry)
+        if entry.message == "SPAN_FIRST_ENTRY":  # as OTLP log records tell it: ids and no name
+            return REASON_ENTRY
         if entry.message == "Selected worker":
             return self._selected(entry)
         if entry.message == "request received" and entry.fields.get("request_id"):
@@ -79,7 +84,7 @@ class Rows:
             return self._completed(entry)
         if entry.level in ("WARN", "ERROR", "FATAL"):
             return self._alarm(entry)
-        return USED if used else REASON_NOTHING
+        return REASON_SETTING if used else REASON_NOTHING
 
     def flush(self, out: Sink) -> None:
         """Hand over what was gathered."""
@@ -110,10 +115,8 @@ class Rows:
     def _selected(self, entry: Entry) -> str:
         """The scheduler's choice with its cost; the cached blocks are those that it believed in.
 
-        Where spans tell the choice, only its cost is new.
+        Where spans tell the choice too, the two become one (pdtrace.decisions).
         """
-        if self.spans_seen:
-            return self._cost(entry)
         blocks, size = number(entry.fields.get("effective_cached_blocks")), self.block_size
         worker_id = entry.fields.get("worker_id")
         mode = entry.fields.get("router_mode")
@@ -132,32 +135,17 @@ class Rows:
         )  # fmt: skip
         return USED
 
-    def _cost(self, entry: Entry) -> str:
-        cost, request_id = number(entry.fields.get("logit")), entry.fields.get("request_id")
-        if cost is None or not request_id:
-            return REASON_NOTHING
-        kind = _phase(entry.fields.get("worker_type"))
-        self.tables["reported"].append(
-            {
-                "source": entry.source, "leg": f"dynamo_log/{request_id}",
-                "quantity": f"router_cost_{kind}" if kind else "router_cost", "value": cost,
-                "unit": "1",
-                "definition": "Dynamo log, Selected worker: logit of the choice (lower is better)",
-            }
-        )  # fmt: skip
-        return REASON_COST
-
     def _received(self, entry: Entry) -> str:
         key = _key(entry)
         if key is None:
-            return REASON_NOTHING
+            return _keyless(entry)
         self._open[key] = entry
         return REASON_TOLD if self.spans_seen and _of_worker(entry) else USED
 
     def _completed(self, entry: Entry) -> str:
         key = _key(entry)
         if key is None:
-            return REASON_NOTHING
+            return _keyless(entry)
         begun = self._open.pop(key, None)
         word = str(entry.fields.get("status") or "").lower()
         failed_as = _word(entry.fields.get("error_type"))
@@ -264,6 +252,12 @@ def _key(entry: Entry) -> str | None:
     return f"{request_id}/{hop}"
 
 
+def _keyless(entry: Entry) -> str:
+    """Why a line of a worker's request gives nothing: another endpoint's, or no worker named."""
+    named = entry.fields.get("instance_id") and entry.fields.get("endpoint")
+    return REASON_NOTHING if named else REASON_NAMELESS
+
+
 def _span_of(entry: Entry) -> str | None:
     """The span that is the same leg: http-request, around the lifecycle's root, or
     handle_payload."""
@@ -291,12 +285,16 @@ def _logs(facts: pl.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def add_otlp_records(records: pl.DataFrame, facts: pl.DataFrame, out: Sink) -> None:
+def add_otlp_records(
+    records: pl.DataFrame, facts: pl.DataFrame, out: Sink
+) -> list[tuple[int, int, str]]:
     """OTLP log records: body = message, scope = target, attributes = fields.
 
-    What the JSONL log of the same service tells is left to it.
+    What the JSONL log of the same service tells is left to it. Returns source, record and reason
+    of the records that gave no row.
     """
     logs = _logs(facts)
+    unused = []
     for (worker, service), group in records.group_by("worker", "service_name", maintain_order=True):
         name = None if worker is None else str(worker)
         windows = [
@@ -304,12 +302,17 @@ def add_otlp_records(records: pl.DataFrame, facts: pl.DataFrame, out: Sink) -> N
             for said in logs
             if service is not None and said["service"] == service
         ]
-        rows = Rows(spans_seen=True, service=None if service is None else str(service))
+        rows = Rows(service=None if service is None else str(service))
         for entry in _entries(group.sort("time_ns", "source", "record"), name):
             time = entry.time_ns
-            if time is None or not any(start <= time <= end for start, end in windows):
-                rows.take(entry)
+            if time is not None and any(start <= time <= end for start, end in windows):
+                reason = REASON_IN_LOG
+            else:
+                reason = rows.take(entry)
+            if reason and entry.source is not None:
+                unused.append((entry.source, entry.record, reason))
         rows.finish(out, name)
+    return unused
 
 
 def _entries(records: pl.DataFrame, worker: str | None) -> Iterator[Entry]:

@@ -23,6 +23,7 @@ SCHEMA = "dynamo.request.trace.v1"
 SCOPE = "dynamo.request_trace"
 
 REASON_EVENT = "request trace record of a kind that is not used"
+REASON_IN_FILE = "request trace record, told by the request trace's file"
 REASON_EMPTY = "request trace record without a request id"
 
 # quantity -> (unit, what the code computes)
@@ -233,19 +234,28 @@ def coverage(facts: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-def add_otlp_payloads(records: pl.DataFrame, facts: pl.DataFrame, out: Sink) -> None:
+def add_otlp_payloads(
+    records: pl.DataFrame, facts: pl.DataFrame, out: Sink
+) -> list[tuple[int, int, str]]:
     """Request trace rows that the `otel` sink sent as log records: the row stands in attribute
     `payload`.
 
-    Requests that a file of the same trace covers are left to the file.
+    Requests that a file of the same trace covers are left to the file. Returns source, record and
+    reason of the records that gave no row.
     """
+    unused = []
     windows = coverage(facts).rows()
     for (worker,), group in records.group_by("worker", maintain_order=True):
         rows = Rows(None if worker is None else str(worker))
         for record in _payloads(group):
-            if not _is_covered(record[2], windows):
-                rows.take(record)
+            if _is_covered(record[2], windows):
+                reason: str | None = REASON_IN_FILE
+            else:
+                reason = rows.take(record)
+            if reason and record[0] is not None:
+                unused.append((record[0], record[1], reason))
         rows.finish(out)
+    return unused
 
 
 def _is_covered(event: Mapping[str, Any], windows: list[tuple[Any, ...]]) -> bool:
@@ -263,9 +273,7 @@ def _is_covered(event: Mapping[str, Any], windows: list[tuple[Any, ...]]) -> boo
 
 def _payloads(records: pl.DataFrame) -> Iterable[Record]:
     for source, ordinal, attributes in records.select("source", "record", "attributes").iter_rows():
-        payload = _json(_json(attributes).get("payload"))
-        if payload:
-            yield source, ordinal, payload
+        yield source, ordinal, _json(_json(attributes).get("payload"))
 
 
 def _json(text: object) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """What a column of a request table means and which unit its header names, in any spelling."""
 
-# ruff: noqa: E501 -- one rule of spellings a line
-
 from __future__ import annotations
 
 import re
@@ -18,6 +16,11 @@ DURATION_UNITS = {
     "seconds": "s",
     "초": "s",
     "秒": "s",
+    "sek": "s",
+    "sekunde": "s",
+    "sekunden": "s",
+    "secondes": "s",
+    "segundos": "s",
     "ms": "ms",
     "msec": "ms",
     "msecs": "ms",
@@ -26,6 +29,10 @@ DURATION_UNITS = {
     "milliseconds": "ms",
     "밀리초": "ms",
     "毫秒": "ms",
+    "ミリ秒": "ms",
+    "millisekunden": "ms",
+    "millisecondes": "ms",
+    "milisegundos": "ms",
     "us": "us",
     "usec": "us",
     "micros": "us",
@@ -49,27 +56,30 @@ _STATISTICS = re.compile(
 )
 _MEAN = re.compile(r"(?:^|_)(?:mean|avg|average)(?:_|$)")
 
-_TOKENS = r"tok(?:en)?s?"
-_PROMPT = r"(?:input|prompt|context|request|req|query|in|입력|프롬프트|요청|输入|提示)"
+_TOKENS = r"(?:tok(?:en)?s?|トークン|jetons?)"
+_PROMPT = r"(?:input|prompt|context|request|req|query|in|입력|프롬프트|요청|输入|提示|入力|eingabe|entrée|entrada)"
 _OUTPUT = (
     r"(?:output|completion|generated|generation|gen|response|resp|answer|reply|decoded?|new|out|"
-    r"출력|생성|응답|输出|生成|回复)"
+    r"출력|생성|응답|输出|生成|回复|出力|ausgabe|antwort|sortie|salida)"
 )
 _COUNT = r"(?:n_|num_|number_|number_of_|nb_|no_of_|count_|usage_|actual_)?"
-_LENGTH = rf"(?:{_TOKENS}(?:_count|_len|_length|_num)?|len|length|sequence_length|seq_len|토큰(?:_수|수)?|长度)"
+_LENGTH = rf"(?:{_TOKENS}(?:_count|_len|_length|_num)?|len|length|sequence_length|seq_len|토큰(?:_수|수)?|长度|トークン数|tokenzahl|tokenanzahl)"
 _FIRST = r"(?:first|1st)_?(?:output_|generated_|answer_)?_?(?:token|chunk|byte|word|response)"
 
 # meaning -> spelling of the header's words (joined by _, unit words taken off); the first that fits
 # wins, and of two columns with one meaning the one whose rule position is earlier.
 _RULES: tuple[tuple[str, str], ...] = (
-    ("note", r"(?:note|comment|remark|label|memo)s?|비고|메모|주석|备注|注释|说明"),
+    (
+        "note",
+        r"(?:note|comment|remark|label|memo)s?|비고|메모|주석|备注|注释|说明|備考|メモ|bemerkung(?:en)?|notiz(?:en)?|kommentar|anmerkung|remarque|commentaire|nota|comentario",
+    ),
     ("external_id", r"x_request_id|http_request_id|client_request_id|x_client_request_id"),
     ("traceparent", r"trace_?parent"),
     ("trace_id", r"trace_?id"),
     ("span_id", r"span_?id"),
     ("parent_span_id", r"parent_(?:span_)?id"),
     ("remote_id", r"remote_request_id"),
-    ("session", r"(?:session|conversation|chat|thread|dialogue?)(?:_?id)?|세션|대화|会话(?:_?id)?"),
+    ("session", r"(?:session|conversation|chat|thread|dialogue?)(?:_?id)?|세션|대화|会话(?:_?id)?|sitzung|セッション"),
     ("turn", r"turn(?:_?(?:index|id|no|number))?|round(?:_?(?:index|id))?|轮次"),
     (
         "total_tokens",
@@ -78,7 +88,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("max_tokens", rf"max_(?:new_|output_|completion_|gen_)?{_TOKENS}|max_output_len(?:gth)?"),
     (
         "cached_tokens",
-        rf"(?!.*(?:creat|miss|writ|saved)).*cach.*{_TOKENS}(?:_count)?|cached(?:_(?:input|prompt|prefix|len|length))*|캐시_?토큰(?:_?수)?|缓存_?(?:{_TOKENS}(?:数)?|命中)",
+        rf"(?!.*(?:creat|miss|writ|saved)).*cach.*{_TOKENS}(?:_count)?|cached(?:_(?:input|prompt|prefix|len|length))*|zwischengespeicherte_tokens|캐시_?토큰(?:_?수)?|缓存_?(?:{_TOKENS}(?:数)?|命中)",
     ),
     ("cache_hit_ratio", r"(?:kv_|prefix_)*cache_(?:hit_)?(?:rate|ratio|percent|pct)|kv_hit_rate"),
     (
@@ -95,6 +105,10 @@ _RULES: tuple[tuple[str, str], ...] = (
         r"첫_?(?:번째_)?토큰(?:_?(?:지연|시간|지연_?시간|latency))?|首_?(?:token|字|包|个token)_?(?:延迟|时间|耗时|时延|latency)?|ttfb",
     ),
     (
+        "ttft",
+        r"(?:zeit|latenz|dauer)_bis(?:_zum)?_ersten?_(?:token|chunk)|erste[rs]?_token(?:_(?:zeit|latenz))?|最初のトークン(?:まで(?:の時間)?)?|初回トークン(?:時間|遅延|レイテンシ)?|(?:temps|délai)_(?:jusqu_au|avant_le|du)_premier_(?:token|jeton)|tiempo_(?:hasta_el|al)_primer_token",
+    ),
+    (
         "itl",
         r"itls?|tbts?|inter_?(?:token|chunk)_(?:latenc(?:y|ies)|times?|gaps?|delays?)|(?:token|chunk)_(?:gaps?|intervals?|deltas?)|토큰_?간격",
     ),
@@ -108,7 +122,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ),
     (
         "tps",
-        rf"(?:(?:output|generation|gen|decode|token|request_output|out)_)?(?:throughput|speed)(?:_{_TOKENS}_(?:per_)?s(?:ec(?:ond)?s?)?)?|(?:초당_?)토큰(?:_?수)?|처리량|속도|生成速度|吞吐(?:量)?",
+        rf"(?:(?:output|generation|gen|decode|token|request_output|out)_)?(?:throughput|speed)(?:_{_TOKENS}_(?:per_)?s(?:ec(?:ond)?s?)?)?|tokens?_pro_sekunde|(?:초당_?)토큰(?:_?수)?|처리량|속도|生成速度|吞吐(?:量)?",
     ),
     (
         "chunk_times",
@@ -118,12 +132,12 @@ _RULES: tuple[tuple[str, str], ...] = (
         "prompt_tokens",
         rf"{_COUNT}{_PROMPT}_?{_LENGTH}|{_TOKENS}_(?:in|input|prompt)|isl|{_COUNT}(?:input|prompt)_?{_LENGTH}_count",
     ),
-    ("prompt_tokens", r"n_in|(?:input|prompt|context)"),
+    ("prompt_tokens", r"(?:tokens|jetons)_(?:de_|d_)?(?:entrada|entrée)|n_in|(?:input|prompt|context)"),
     (
         "output_tokens",
         rf"{_COUNT}{_OUTPUT}_?{_LENGTH}|{_TOKENS}_(?:out|output|generated|completion)|osl|n_gen",
     ),
-    ("output_tokens", r"n_out|output|completion|generated|response|answer"),
+    ("output_tokens", r"(?:tokens|jetons)_(?:de_)?(?:salida|sortie)|n_out|output|completion|generated|response|answer"),
     (
         "queue_time",
         r"queue(?:d|ing)?(?:_(?:time|wait|latency|delay|duration))*|대기_?시간|排队(?:时间)?",
@@ -137,24 +151,24 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("e2e", r"(?:e2e|e2el|end_to_end|end2end)(?:_(?:latency|time|duration))*"),
     (
         "e2e",
-        r"(?:total|overall|full|whole|complete)_(?:request_|response_)?(?:latency|time|duration|elapsed|elapsed_time)|time_total|총_?(?:지연|지연_?시간|시간|소요_?시간)|전체_?(?:지연|시간|응답_?시간)|总(?:延迟|耗时|时间|时延|用时)",
+        r"(?:total|overall|full|whole|complete)_(?:request_|response_)?(?:latency|time|duration|elapsed|elapsed_time)|time_total|총_?(?:지연|지연_?시간|시간|소요_?시간)|전체_?(?:지연|시간|응답_?시간)|总(?:延迟|耗时|时间|时延|用时)|gesamt_?(?:zeit|dauer|latenz)|合計時間|総時間|全体時間|(?:temps|durée|latence)_totale?|(?:tiempo|latencia|duración)_total",
     ),
     (
         "e2e",
-        r"(?:request_)?(?:latency|duration|elapsed|elapsed_time)|(?:request|response)_(?:time|latency|duration)|time_taken|took|wall_time|지연|지연_?시간|응답_?시간|소요_?시간|延迟|耗时|响应时间|时延|用时",
+        r"(?:request_)?(?:latency|duration|elapsed|elapsed_time)|(?:request|response)_(?:time|latency|duration)|time_taken|took|wall_time|지연|지연_?시간|응답_?시간|소요_?시간|延迟|耗时|响应时间|时延|用时|dauer|latenz|antwort_?zeit|レイテンシ|応答時間|durée|latence|latencia|duración",
     ),
     ("e2e", r"total|latency_total|ttlt|time_to_(?:the_)?last_token|last_token_(?:latency|time)"),
     (
         "start",
-        r"(?:t_|ts_|time_|timestamp_)?(?:start|started|begin|arrival|arrived|sent|send|submit|submitted|request_start|request_sent)(?:_?(?:time|at|ts|timestamp|unix|epoch))*|request_(?:time|timestamp)|시작_?(?:시각|시간)?|开始(?:时间)?|请求时间",
+        r"(?:t_|ts_|time_|timestamp_)?(?:start|started|begin|arrival|arrived|sent|send|submit|submitted|request_start|request_sent)(?:_?(?:time|at|ts|timestamp|unix|epoch))*|request_(?:time|timestamp)|시작_?(?:시각|시간)?|开始(?:时间)?|请求时间|startzeit|beginn|開始(?:時刻|時間)?",
     ),
     (
         "start",
-        r"created(?:_?(?:at|time))?|timestamp|datetime|date_time|ts|date|time|t|시각|시간|일시|时间|时间戳",
+        r"created(?:_?(?:at|time))?|timestamp|datetime|date_time|ts|date|time|t|시각|시간|일시|时间|时间戳|zeitstempel|uhrzeit|datum|日時",
     ),
     (
         "end",
-        r"(?:t_|ts_|time_|timestamp_)?(?:end|ended|finish|finished|done|complete|completed|request_end|last_(?:token|chunk|byte))(?:_?(?:time|at|ts|timestamp|unix|epoch))*|completion_time|종료_?(?:시각|시간)?|结束(?:时间)?",
+        r"(?:t_|ts_|time_|timestamp_)?(?:end|ended|finish|finished|done|complete|completed|request_end|last_(?:token|chunk|byte))(?:_?(?:time|at|ts|timestamp|unix|epoch))*|completion_time|종료_?(?:시각|시간)?|结束(?:时间)?|endzeit|ende|終了(?:時刻|時間)?",
     ),
     (
         "http_status",
@@ -164,20 +178,20 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("aborted", r"(?:was_|is_)?(?:cancell?ed|aborted)"),
     (
         "error",
-        r"(?:error|err|exception|failure)(?:_(?:code|type|kind|name|class|msg|message|str|reason))?|에러|오류|错误",
+        r"(?:error|err|exception|failure)(?:_(?:code|type|kind|name|class|msg|message|str|reason))?|에러|오류|错误|fehler|エラー|erreur",
     ),
     ("finish_reason", r"(?:finish|stop)_reason"),
     ("streaming", r"(?:is_)?stream(?:ed|ing)?"),
-    ("model", r"model(?:_?(?:name|id))?|모델|模型"),
+    ("model", r"model(?:_?(?:name|id))?|모델|模型|modell|モデル|modèle|modelo"),
     (
         "worker",
         r"(?:worker|host|hostname|instance|pod|replica|node|server|backend|upstream)(?:_?(?:id|name|host|addr|address))?|워커|서버|节点|实例|服务器",
     ),
     (
         "request_id",
-        r"(?:request|req|call|completion|response|litellm_call|generation)_?id|rid|uuid|guid|요청_?(?:id|번호)|请求_?(?:id|编号)",
+        r"(?:request|req|call|completion|response|litellm_call|generation)_?id|rid|uuid|guid|요청_?(?:id|번호)|请求_?(?:id|编号)|anfrage_?(?:id|nr|nummer)|リクエスト_?(?:id|番号)",
     ),
-    ("request_id", r"id|request|req|요청|请求"),
+    ("request_id", r"id|request|req|요청|请求|anfrage|リクエスト|requête|solicitud|petición"),
     ("row_id", r"index|idx|row|no|number|nr|번호|순번|序号|编号"),
 )
 _COMPILED = tuple((meaning, re.compile(rule)) for meaning, rule in _RULES)

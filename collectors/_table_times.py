@@ -8,6 +8,7 @@ from ._table_plan import Plan
 
 ZERO_TTFT = "zero_ttft"
 FILLED_TTFT = "ttft_equals_total"
+PACE_FROM_RATE = "pace_from_rate"
 
 
 def with_times(plan: Plan, values: pl.DataFrame, path: str, counts: dict[str, int]) -> pl.DataFrame:
@@ -62,6 +63,7 @@ def with_times(plan: Plan, values: pl.DataFrame, path: str, counts: dict[str, in
         plan.dialect == "llmperf"
     ):  # llmperf's inter-token latency is e2e over output tokens, TTFT included
         values = values.with_columns(tpot_ms=computed)
+    values = _pace_from_rate(values, counts)
     start, ns = pl.col("start_raw"), pl.Int64
     return values.with_columns(
         clock=pl.when(start.is_not_null() | pl.col("first_raw").is_not_null()).then(
@@ -79,6 +81,17 @@ def with_times(plan: Plan, values: pl.DataFrame, path: str, counts: dict[str, in
         if wall
         else pl.lit(None, dtype=ns),
     ).with_columns(first_token_ns=pl.when(pl.col("ttft_ms").is_not_null()).then("first_token_ns"))
+
+
+def _pace_from_rate(values: pl.DataFrame, counts: dict[str, int]) -> pl.DataFrame:
+    """Where a row states tokens per second and no duration, their inverse is the time per token."""
+    only = pl.col("tpot_ms").is_null() & pl.col("e2e_ms").is_null() & (pl.col("tps") > 0)
+    if n := int(values.select(only.sum()).item() or 0):
+        counts[PACE_FROM_RATE] = n
+        values = values.with_columns(
+            tpot_ms=pl.when(only).then(1e3 / pl.col("tps")).otherwise("tpot_ms")
+        )
+    return values
 
 
 def _without_false_ttft(values: pl.DataFrame, counts: dict[str, int]) -> pl.DataFrame:

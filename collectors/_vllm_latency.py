@@ -10,8 +10,8 @@ import polars as pl
 
 PREFIX = "gen_ai.latency."
 
-_V1_ONLY = ("time_in_model_prefill", "time_in_model_decode", "time_in_model_inference")
-_V0_ONLY = ("time_in_scheduler", "time_in_model_forward", "time_in_model_execute")
+V1_ONLY = ("time_in_model_prefill", "time_in_model_decode", "time_in_model_inference")
+V0_ONLY = ("time_in_scheduler", "time_in_model_forward", "time_in_model_execute")
 
 # quantity -> definition per era; the same name means different things in V0 and V1.
 _SHARED = {
@@ -41,7 +41,7 @@ _UNKNOWN = "vLLM, engine generation unknown: as named"
 QUANTITIES = tuple(dict.fromkeys([*_DEFINITIONS["V1"], *_DEFINITIONS["V0"]]))
 
 # What is laid out in time must fit the request; sums of V0's step times are only reported.
-_CHECKED = ("e2e", "time_to_first_token", "time_in_queue", *_V1_ONLY)
+_CHECKED = ("e2e", "time_to_first_token", "time_in_queue", *V1_ONLY)
 # Frontend and engine stamp with different clocks; unset stamps miss by the uptime of the host.
 SLACK_NS = 100_000_000
 
@@ -53,9 +53,9 @@ def column(quantity: str) -> pl.Expr:
 
 def era() -> pl.Expr:
     """V1, V0 or NULL by the set of attributes: their time_in_queue differ."""
-    v1 = pl.any_horizontal(column(name).is_not_null() for name in _V1_ONLY)
+    v1 = pl.any_horizontal(column(name).is_not_null() for name in V1_ONLY)
     v0 = pl.any_horizontal(
-        *(column(name).is_not_null() for name in _V0_ONLY),
+        *(column(name).is_not_null() for name in V0_ONLY),
         pl.col("gen_ai.usage.num_sequences").is_not_null(),
         pl.col("gen_ai.response.model").is_not_null(),
     )

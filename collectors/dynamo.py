@@ -39,6 +39,31 @@ from ._dynamo_spans import Tree, tree
 
 TITLE = "NVIDIA Dynamo"
 
+# What adds an item of the coverage list (view coverage_items).
+SWITCHES = {
+    "queue_wait": "none up to 1.6 states it: the engine's queue lies inside the prefill; DYN_FPM_TRACE=1 with"
+    " DYN_FPM_MODE=full shows how many waited at each step",
+    "prefill_time": "DYN_REQUEST_TRACE=1 (needed to split prefill from KV wait where prefill and decode run side by side)",
+    "decode_time": "OTEL_EXPORT_ENABLED=true",
+    "first_token": "OTEL_EXPORT_ENABLED=true with streamed answers (request.ttft_ms of the request trace is the prefill worker's)",
+    "token_times": "aiperf profile (profile_export.jsonl), or a client that logs every chunk",
+    "client_view": "aiperf profile (profile_export.jsonl), or a client-side log",
+    "engine_steps": "DYN_FPM_TRACE=1 and DYN_FPM_MODE=full",
+    "engine_counters": "scrape DYN_SYSTEM_PORT/metrics of each worker once a second",
+    "kv_usage": "scrape DYN_SYSTEM_PORT/metrics of each worker once a second",
+    "cached_tokens": "DYN_REQUEST_TRACE=1",
+    "input_tokens": "DYN_REQUEST_TRACE=1, or OTEL_EXPORT_ENABLED=true",
+    "output_tokens": "DYN_REQUEST_TRACE=1, or OTEL_EXPORT_ENABLED=true",
+    "session": "send x-dynamo-session-id and turn on DYN_REQUEST_TRACE=1",
+    "outcome": "OTEL_EXPORT_ENABLED=true with DYN_LIFECYCLE_TRACE_ENABLED=1",
+    "explained_time": "OTEL_EXPORT_ENABLED=true, DYN_LIFECYCLE_TRACE_ENABLED=1 and DYN_REQUEST_TRACE=1",
+    "router_time": "OTEL_EXPORT_ENABLED=true, or DYN_LOGGING_JSONL=true with DYN_LOGGING_SPAN_EVENTS=true",
+    "router_decisions": "DYN_LOGGING_JSONL=true, or OTEL_EXPORT_ENABLED=true",
+    "worker_ids": "OTEL_EXPORT_ENABLED=true, or DYN_REQUEST_TRACE=1",
+    "kv_transfer": "no span up to 1.6 states it for a request; NIXL_TELEMETRY_ENABLE=y gives totals",
+    "kv_transfer_bytes": "NIXL_TELEMETRY_ENABLE=y gives totals, not per request",
+}
+
 CLAIMS = Claims(
     names=(
         "http-request", "request.lifecycle", "request.preprocessing", "request.dispatch",
@@ -69,6 +94,7 @@ CLAIMS = Claims(
 )  # fmt: skip
 
 _REQUEST = ("trace_id", "rid")
+REASON_COPY = "log record that was read already"
 
 
 def sniff(head: Head) -> Match | None:
@@ -101,8 +127,11 @@ def interpret(spans: pl.DataFrame, facts: pl.DataFrame, out: Sink) -> None:
     _add(out, "events", _failed_attempts(found))
 
 
-def interpret_logs(records: pl.DataFrame, facts: pl.DataFrame, out: Sink) -> None:
-    """The same log records as in the JSONL log, and the request trace's `otel` sink."""
+def interpret_logs(records: pl.DataFrame, facts: pl.DataFrame, out: Sink) -> pl.DataFrame:
+    """The same log records as in the JSONL log, and the request trace's `otel` sink.
+
+    Returns source, record and reason of the records that gave no row.
+    """
     # The same export may be there twice (.pb and .jsonl): a record is told by all that it says.
     told = [
         "time_ns",
@@ -114,10 +143,21 @@ def interpret_logs(records: pl.DataFrame, facts: pl.DataFrame, out: Sink) -> Non
         "attributes",
         "service_name",
     ]
-    records = records.sort("source", "record").unique(told, keep="first", maintain_order=True)
+    ordered = records.sort("source", "record")
+    records = ordered.unique(told, keep="first", maintain_order=True)
+    copies = ordered.join(records, on=["source", "record"], how="anti")
     payloads = pl.col("scope_name").fill_null("") == SCOPE
-    add_otlp_payloads(records.filter(payloads), facts, out)
-    add_otlp_records(records.filter(~payloads), facts, out)
+    unused = [
+        *add_otlp_payloads(records.filter(payloads), facts, out),
+        *add_otlp_records(records.filter(~payloads), facts, out),
+    ]
+    names = {"source": pl.Int32, "record": pl.Int64, "reason": pl.String}
+    return pl.concat(
+        [
+            copies.select("source", "record", reason=pl.lit(REASON_COPY)).cast(names),  # type: ignore[arg-type]
+            pl.DataFrame(unused, schema=names, orient="row"),
+        ]
+    )
 
 
 def _add(out: Sink, table: str, rows: pl.DataFrame) -> None:

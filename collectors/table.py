@@ -27,7 +27,8 @@ _HEAD_BYTES = 65_536
 _PLAN_ROWS = 20_000  # meaning and units are decided on so many rows
 _COUNT_WORDS = {
     "zero_ttft": "rows with a first-token time of 0: taken as missing",
-    "ttft_equals_total": "rows whose first-token time equals the total: taken as missing",
+    "ttft_equals_total": "rows whose first-token time equals the total (answers that were not streamed?): taken as missing",
+    "pace_from_rate": "rows state only tokens per second: the time per token is their inverse; whether the wait for the first token is in it is not known",
     "long_notes_not_stored": "notes of more than 200 characters: not stored",
 }
 

@@ -16,7 +16,7 @@ from . import _vllm_layout as layout
 from . import _vllm_measured as measured
 from . import _vllm_routers as routers
 from . import _vllm_workers as workers
-from ._vllm_latency import PREFIX, QUANTITIES, reported
+from ._vllm_latency import PREFIX, QUANTITIES, V0_ONLY, V1_ONLY, reported
 from ._vllm_requests import engine_legs, preemptions, request_spans
 
 TITLE = "vLLM"
@@ -54,13 +54,17 @@ _ROUTER_TEXTS = (
 CLAIMS = Claims(
     scopes=("vllm*", "pd_proxy", "pd-proxy"),
     names=(
-        "llm_request",
         "router /*",
         "proxy.request",
         "proxy.prefill",
         "proxy.decode",
         *measured.CHILD_SPANS,
     ),
+    # TensorRT-LLM's tracing is a copy of vLLM's; these keys only vLLM writes under that name.
+    shared_names={
+        "llm_request": tuple(PREFIX + name for name in (*V1_ONLY, *V0_ONLY))
+        + ("gen_ai.usage.num_sequences",)
+    },
     prefixes=("vllm.",),
     attributes={
         **{PREFIX + name: float for name in QUANTITIES},

@@ -319,7 +319,12 @@ def names(deployments: dict[int, Deployment]) -> dict[int, str]:
 
 
 def _name(d: Deployment, parts: int) -> str:
-    """The last parts of the folder that most legs came from; the services where there is none."""
+    """The last parts of the folder that most legs came from; the services where there is none.
+
+    A file that joins nothing is named by itself: its folder says nothing of it.
+    """
+    if d.basis == ["file"] and (path := PurePosixPath(d.key.partition("|")[0])).name:
+        return "/".join(path.parts[-parts:])
     best = min(d.folders, key=lambda f: (-d.folders[f], f)) if d.folders else ""
     folders = [part for part in PurePosixPath(best).parts if part not in {"/", "."}]
     return "/".join(folders[-parts:]) or ", ".join(sorted(d.services)) or "deployment"

@@ -17,6 +17,7 @@ from pdtrace._identity_legs import CLIENT, ENGINE, NEAR_NS, loose
 TIGHT_NS = 2 * 10**9  # gap between legs of one request when clocks agree
 STREAM_NS = 5 * 10**6  # streams of one request start this close
 LARGEST_KEY = 64  # a value that more legs share is no request id
+_RECORD_KIND = r"^([a-z]+_[a-z_]+)/"  # of leg ids that say it, as dynamo_log/<request id>
 _HEX8 = r"-[0-9a-f]{8}$"  # vLLM >= 0.14 puts 8 random hex digits behind its internal request id
 
 EDGE = {"a": pl.Int64, "b": pl.Int64, "rule": pl.String, "key": pl.String}
@@ -96,7 +97,9 @@ def same_span(legs: pl.DataFrame) -> pl.DataFrame:
     twins = twins.with_columns(
         pl.col("n").first().over(span).alias("a"),
         (pl.col("lo") - pl.col("lo").first().over(span)).alias("away"),
-    ).filter((pl.col("away") <= NEAR_NS) & (pl.col("n") != pl.col("a")))
+    )
+    # Another run under the same seed has the same ids, at another time.
+    twins = twins.filter((pl.col("away") <= TIGHT_NS + pl.col("res")) & (pl.col("n") != pl.col("a")))
     return twins.select("a", b="n", rule=pl.lit("direct_parent"), key="span_id")
 
 
@@ -193,6 +196,7 @@ def _atoms(
             legs.select(
                 "n", "leg", "source", "worker", "obs", "stream", "attempt", "lo", "hi", "res",
                 "plike", "failed", loose().alias("weak"), "role",
+                record_kind=pl.col("leg").str.extract(_RECORD_KIND),
             ),
             on="n",
         )
@@ -201,11 +205,14 @@ def _atoms(
     )  # fmt: skip
     before = {
         c: pl.col(c).shift().over("k", "obs", "worker")
-        for c in ("lo", "hi", "res", "source", "stream")
+        for c in ("lo", "hi", "res", "source", "stream", "record_kind")
     }
     gap = pl.col("lo") - before["lo"]
-    other_source = pl.col("source").ne_missing(before["source"])
-    twin = other_source & (gap <= TIGHT_NS + pl.max_horizontal("res", before["res"]))
+    # One source may tell a request in two kinds of records (log lines and a request trace).
+    other_record = pl.col("source").ne_missing(before["source"]) | (
+        pl.col("record_kind") != before["record_kind"]
+    ).fill_null(value=False)
+    twin = other_record & (gap <= TIGHT_NS + pl.max_horizontal("res", before["res"]))
     stream = (gap == 0) | ((gap <= STREAM_NS) & pl.col("stream").ne_missing(before["stream"]))
     seen = seen.with_columns((~(twin | stream).fill_null(value=False)).cum_sum().alias("atom"))
     atoms = seen.group_by("atom").agg(

@@ -284,7 +284,9 @@ def _halves(requests: pl.DataFrame, pairs: pl.Expr) -> list[str]:
     return known.filter(pl.col("paired") >= pl.col("alone").fill_null(0))["worker"].to_list()
 
 
-def headline(observations: pl.DataFrame, requests: pl.DataFrame) -> pl.DataFrame:
+def headline(
+    observations: pl.DataFrame, requests: pl.DataFrame, value: str = "ttft_ms"
+) -> pl.DataFrame:
     """Per deployment the outermost observer that saw the TTFT of 90 % of the completed."""
     completed = requests.filter(pl.col("outcome") == "completed").select("r", "deployment")
     # Where nothing says how requests ended, all count.
@@ -296,7 +298,7 @@ def headline(observations: pl.DataFrame, requests: pl.DataFrame) -> pl.DataFrame
     total = counted.group_by("deployment").agg(pl.len().alias("requests"))
     seen = (
         observations.filter(
-            pl.col("ttft_ms").is_not_null() & (pl.col("resolution_ns").fill_null(1) < TOO_COARSE_NS)
+            pl.col(value).is_not_null() & (pl.col("resolution_ns").fill_null(1) < TOO_COARSE_NS)
         )
         .join(counted.select("r"), on="r", how="semi")
         .group_by("deployment", "observer")
@@ -317,9 +319,22 @@ def headline(observations: pl.DataFrame, requests: pl.DataFrame) -> pl.DataFrame
 def with_headline(
     requests: pl.DataFrame, observations: pl.DataFrame, headlines: pl.DataFrame
 ) -> pl.DataFrame:
-    """Latencies of each request as its deployment's headline observer saw them."""
-    mine = observations.join(headlines, on=["deployment", "observer"], how="semi")
-    values = mine.select("r", "ttft_ms", "e2e_ms", "tpot_ms")
+    """Latencies of each request as its deployment's headline observer saw them.
+
+    Where nobody saw first tokens, durations and pace are those of the outermost observer that has them.
+    """
+    silent = observations.join(headlines, on="deployment", how="anti").with_columns(
+        pl.coalesce("e2e_ms", "tpot_ms").alias("duration")
+    )
+    others = headline(silent, requests, "duration")
+    seen = observations.join(headlines, on=["deployment", "observer"], how="semi")
+    unheard = silent.join(others, on=["deployment", "observer"], how="semi")
+    values = pl.concat(
+        [
+            seen.select("r", "ttft_ms", "e2e_ms", "tpot_ms"),
+            unheard.select("r", pl.lit(None, pl.Float64).alias("ttft_ms"), "e2e_ms", "tpot_ms"),
+        ]
+    )
     return requests.join(values, on="r", how="left", maintain_order="left")
 
 

@@ -15,6 +15,10 @@ import polars as pl
 if TYPE_CHECKING:
     from pdtrace.store import Store
 
+# Log lines of whole seconds say nothing about the way of a token.
+_COARSE_NS = 100_000_000
+_ON_ITS_WAY = "first token made to first token seen"
+
 _BATCH_INTERVALS = 600_000  # intervals of one batch, on average
 
 # A batch is a slice of the requests by hash: it needs no order and no second copy of the tables.
@@ -30,6 +34,9 @@ ORDER BY start_ns, request
 _INTERVALS = """
 WITH request_legs AS (
   SELECT l.leg, l.request, r.rowid AS number, l.worker, l.role, l.first_token_ns, r.mode,
+         r.first_token_ns AS seen_ns,
+         l.container IS NOT TRUE AND coalesce(l.resolution_ns, 1) < {coarse_ns}
+           AND coalesce(l.first_token_delivered, l.role IS DISTINCT FROM 'prefill') AS delivers,
          -- What a front end or router saw of the work of engines is the engines' time.
          CASE WHEN l.observer IN ('frontend', 'router') THEN r.prefill_worker END AS prefill_worker,
          CASE WHEN l.observer IN ('frontend', 'router') THEN r.decode_worker END AS decode_worker
@@ -67,6 +74,14 @@ named AS (
               ELSE i.basis END AS basis,
          i.semantics
   FROM intervals i JOIN roles l USING (leg)
+  UNION ALL
+  -- From the first token as its maker saw it to the first token as the user's side saw it: a proxy
+  -- that buffers is not decoding.
+  SELECT number, NULL, NULL, false, 'stream_out', min(first_token_ns), any_value(seen_ns), 'inferred',
+         '{on_its_way}'
+  FROM request_legs
+  WHERE delivers AND first_token_ns < seen_ns
+  GROUP BY number
 )
 SELECT number, {names},
        -- The first decode step of a pulled request makes its first token, hence starts before it.
@@ -169,9 +184,9 @@ GROUP BY l.request
 # Names repeat millions of times: they travel as codes of an ENUM.
 _NAMES = """
 SELECT 'detail' AS name, list(DISTINCT detail) AS found FROM intervals
-UNION ALL SELECT 'detail', list(DISTINCT decode_detail) FROM intervals
-UNION ALL SELECT 'basis', list_append(list(DISTINCT basis), 'upper_bound') FROM intervals
-UNION ALL SELECT 'semantics', list(DISTINCT semantics) FROM intervals
+UNION ALL SELECT 'detail', list_append(list(DISTINCT decode_detail), 'stream_out') FROM intervals
+UNION ALL SELECT 'basis', list(DISTINCT basis) || ['inferred', 'upper_bound'] FROM intervals
+UNION ALL SELECT 'semantics', list_append(list(DISTINCT semantics), '{on_its_way}') FROM intervals
 UNION ALL SELECT 'worker', list(DISTINCT worker) FROM legs
 UNION ALL SELECT 'worker', list(DISTINCT prefill_worker) FROM requests
 UNION ALL SELECT 'worker', list(DISTINCT decode_worker) FROM requests
@@ -193,7 +208,9 @@ class Batches:
         for number in range(self._slices):
             where = "true" if self._slices == 1 else f"hash(request) % {self._slices} = {number}"
             windows = self._store.sql(_WINDOWS.format(slice=where))
-            intervals = self._store.sql(_INTERVALS.format(slice=where, names=self._names))
+            intervals = self._store.sql(_INTERVALS.format(
+                    slice=where, names=self._names, coarse_ns=_COARSE_NS, on_its_way=_ON_ITS_WAY
+                ))
             retries = self._retries.join(windows.select("request", "number"), on="request")
             if retries.height:
                 texts = pl.col("detail", "worker", "basis", "semantics").cast(pl.String)
@@ -213,7 +230,7 @@ def _coded(store: Store) -> str:
         "basis": set(),
         "semantics": set(),
     }
-    for name, found in store.rows(_NAMES):
+    for name, found in store.rows(_NAMES.format(on_its_way=_ON_ITS_WAY)):
         values[name] |= {value for value in found or () if value is not None}
     return ", ".join(
         f"CAST({name} AS ENUM ({', '.join(_literal(v) for v in sorted(found) or [''])})) AS {name}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from pdtrace.ingest import Options, ingest
 from pdtrace.inputs import STDIN
@@ -46,6 +46,12 @@ class Trace:
         ingest(names, store, options)
         return cls(store, folder)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Close the store and remove the temporary file, if there is one."""
         self.store.close()
@@ -60,11 +66,22 @@ class Trace:
         """The partition: request, phase, detail, start_ns, end_ns, worker, basis."""
         return self.store.query("phases")
 
-    def findings(self, slo: Slo | None = None) -> Diagnosis:
+    def diagnose(self, slo: Slo | None = None) -> Diagnosis:
         """The whole diagnosis; `.to_dict()` gives the documented JSON."""
         from pdtrace.diagnose import diagnose
 
         return diagnose(self.store, slo)
+
+    def findings(self, slo: Slo | None = None) -> pl.DataFrame:
+        """One row per finding and deployment, in the order of the diagnosis, with the fields of the JSON."""
+        import polars as pl
+
+        rows = [
+            {"deployment": deployment["name"], **finding}
+            for deployment in self.diagnose(slo).to_dict()["deployments"]
+            for finding in deployment["findings"]
+        ]
+        return pl.DataFrame(rows, infer_schema_length=None)
 
     def sql(self, query: str) -> pl.DataFrame:
         """Rows of a SELECT over tables, views and findings.

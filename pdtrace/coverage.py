@@ -69,6 +69,12 @@ GENERAL_SWITCHES = {
     "clocks": "trace both sides of a hop, or synchronise the hosts",
 }
 
+# How to get them where the two workers of P/D pairs are the only observers.
+OUTER_SWITCHES = dict.fromkeys(
+    ("first_token", "total_time"),
+    "trace the router or proxy in front, or add a client-side log: no worker sees a whole request",
+)
+
 # Facts that numbers depend on, in the order in which they are shown.
 CONDITION_KEYS = (
     "version", "model", "tensor_parallel_size", "data_parallel_size", "max_num_batched_tokens", "max_num_seqs",
@@ -91,7 +97,8 @@ def switches(engines: Iterable[str | None]) -> dict[str, str]:
     wanted = {engine.lower() for engine in engines if engine}
     found: dict[str, list[str]] = {}
     for module in registry.collectors().values():
-        if module.TITLE.lower() in wanted:
+        # A title for people may say more than the name that the system's workers bear.
+        if {module.TITLE.lower(), str(getattr(module, "ENGINE", "")).lower()} & wanted:
             for item, text in getattr(module, "SWITCHES", {}).items():
                 if text not in found.setdefault(item, []):
                     found[item].append(text)
@@ -106,6 +113,11 @@ def items(store: Store) -> list[dict[str, Any]]:
         engines.setdefault(deployment, set()).add(engine)
     known = {deployment: switches(names) for deployment, names in engines.items()}
     general = switches(())
+    # Prefill and decode worker each saw a part: their switches are on, an outer observer is missing.
+    for (deployment,) in store.rows(
+        "SELECT deployment FROM deployments WHERE mode = 'disaggregated' AND headline_observer IS NULL"
+    ):
+        known.setdefault(deployment, dict(general)).update(OUTER_SWITCHES)
     return [
         row
         | {

@@ -17,7 +17,16 @@ SCHEMA = "pdtrace.diagnosis/1"
 _SEVERITIES = ("critical", "warning", "info")
 _METRICS = ("ttft_ms", "e2e_ms", "tpot_ms", "itl_ms")
 _DETAILS = tuple(PHASE_DETAILS)
-_READ_BY_MANY = ("counted_requests", "deployment_sources", "phase_by_request", "gap_summary")
+_READ_BY_MANY = ("counted_requests", "deployment_sources", "phase_by_request", "gap_summary", "token_dependence")
+
+# `told`: something beside samples says what it is or that it worked.
+_WORKERS = """
+SELECT w.*, role IS NOT NULL
+    OR worker IN (SELECT worker FROM legs WHERE worker IS NOT NULL)
+    OR worker IN (SELECT worker FROM steps WHERE worker IS NOT NULL) AS told
+FROM workers w
+ORDER BY deployment, role, name, worker
+"""
 
 Row = Mapping[str, Any]
 
@@ -118,7 +127,7 @@ def _diagnose(store: Store, slo: Slo) -> Diagnosis:
         store.query("phase_summary").to_dicts(),
         key=lambda r: (PHASES.index(r["phase"]), _DETAILS.index(r["detail"])),
     )
-    workers = store.sql("FROM workers ORDER BY deployment, role, name, worker").to_dicts()
+    workers = store.sql(_WORKERS).to_dicts()
     facts = store.sql(
         "SELECT f.*, w.deployment FROM facts f LEFT JOIN workers w USING (worker)"
     ).to_dicts()
@@ -129,7 +138,7 @@ def _diagnose(store: Store, slo: Slo) -> Diagnosis:
             name=row["name"],
             mode=row["mode"],
             window=(iso(row["start_ns"]), iso(row["end_ns"])),
-            workers=tuple(_worker(w) for w in workers if w["deployment"] == row["deployment"]),
+            workers=_workers(workers, row["deployment"]),
             verdict="",
             requests=_counts(store, row["deployment"]),
             latency=tuple(
@@ -187,6 +196,13 @@ def _ranked(findings: Any) -> list[Finding]:
             f.id,
         ),
     )
+
+
+def _workers(rows: list[dict[str, Any]], deployment: str) -> tuple[Row, ...]:
+    """The workers of a deployment; files of metrics that name no process only where nothing else is there."""
+    mine = [row for row in rows if row["deployment"] == deployment]
+    told = [row for row in mine if row["told"]]
+    return tuple(_worker(row) for row in told or mine)
 
 
 def _worker(row: Row) -> dict[str, Any]:

@@ -12,6 +12,10 @@ class PdtraceError(Exception):
         self.hint = hint
 
 
+class BadOption(PdtraceError):
+    """An option or argument that is not understood: a usage error."""
+
+
 class UnreadableInput(PdtraceError):
     """A path that cannot be opened, decompressed or decoded."""
 
@@ -26,3 +30,23 @@ class SchemaMismatch(PdtraceError):
 
 class UnknownQuery(PdtraceError):
     """No query of that name, or SQL that DuckDB refuses."""
+
+
+REPORT = "please report it with the output of --debug"
+
+
+def reraise_stop(error: BaseException) -> None:
+    """Raise what ends the program (Ctrl-C, exit) again; everything else is a failure to be told.
+
+    Failures are caught as BaseException, because a panic in Polars or another Rust library is one.
+    """
+    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+        raise error
+    if type(error).__name__ == "InterruptException":  # DuckDB's word for Ctrl-C
+        raise KeyboardInterrupt from error
+
+
+def in_one_line(error: BaseException) -> str:
+    """Kind and first words of an unexpected error."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

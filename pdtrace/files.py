@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,14 @@ def make_store(
 
 @contextmanager
 def demo_folder(output: str | None = None) -> Iterator[str]:
-    """The folder of the demo dump; copied to `output` when given."""
+    """The folder of the demo dump; copied to `output` when given.
+
+    Else the working folder is the one above it meanwhile, so that the report names its files shortly.
+    """
     with as_file(files("pdtrace") / "demo") as folder:
         if output is None:
-            yield str(folder)
+            with chdir(folder.parent):
+                yield folder.name
             return
         target = Path(output)
         if target.exists() and any(target.iterdir()):

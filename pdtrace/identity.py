@@ -11,6 +11,7 @@ from pdtrace import _identity_groups as groups
 from pdtrace import _identity_latency as latency
 from pdtrace._graph import Ints, components
 from pdtrace._identity_legs import load, weak
+from pdtrace._worker_union import unite
 from pdtrace.store import Store
 
 _EDGE_TABLE = {"leg_a": pl.String, "leg_b": pl.String, "rule": pl.String, "key": pl.String}
@@ -36,6 +37,7 @@ def link(store: Store) -> None:
     telling = {w.worker for w in silent if w.telling}
     _write_workers(store, legs, community, of_leg, ids, hinted, telling)
     _write_deployments(store, found, ids, hinted)
+    unite(store)
 
 
 def joined(legs: pl.DataFrame, parent: Ints, links: list[tuple[str, str]]) -> groups.Groups:

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-import zlib
+import hashlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import polars as pl
-import zstandard
 
 from pdtrace import clocks, identity, interpret, library, methods, phases, registry, spans, workers
-from pdtrace.errors import PdtraceError, UnknownFormat
-from pdtrace.inputs import Input, expand
+from pdtrace._streams import DAMAGED, words
+from pdtrace.errors import (
+    REPORT,
+    PdtraceError,
+    UnknownFormat,
+    UnreadableInput,
+    in_one_line,
+    reraise_stop,
+)
+from pdtrace.inputs import Input, expand, shown
 from pdtrace.sink import Account, Reading, SourceSink
 from pdtrace.store import Store
 
-DAMAGED = (OSError, EOFError, zlib.error, zstandard.ZstdError)  # streams that stop being readable
 DUPLICATE_FILE = "duplicate of another source"
+BEGINNING = "beginning of another source"
+LOST = "taken back after a failure"
+PROBLEM = "_problem"  # key of facts that say what could not be done
+START_BYTES = 1024  # sources are compared by them before they are read again
+_log = logging.getLogger(__name__)
 NO_ROW = "gave no row"
 Progress = Callable[
     [str, int, int], None
@@ -42,8 +55,10 @@ def ingest(paths: list[str], store: Store, options: Options | None = None) -> No
     inputs = expand(paths)
     with store.bulk_load():
         accounts = _read_all(inputs, store, options)
+    if not any(account.collectors for account in accounts):
+        raise UnknownFormat(*_nothing(paths, accounts))
     _write_sources(store, accounts)
-    _forget_twins(store, accounts)
+    _forget_copies(store, accounts)
     _note_copies(accounts, spans.deduplicate(store.connection))
     _keep_one_row_a_key(store, ["resources"])
     interpret.name_resources(store)
@@ -53,32 +68,56 @@ def ingest(paths: list[str], store: Store, options: Options | None = None) -> No
     _keep_one_row_a_key(store, _KEYED)
     _count(store, accounts)
     derive(store, options)
-    if not any(account.collectors for account in accounts):
-        raise UnknownFormat(*_nothing(paths, accounts))
 
 
 def derive(store: Store, options: Options | None = None) -> None:
     """The stages after reading: deployments, identity, clocks, requests, phases, methods, views."""
-    options = options or Options()
     identity.link(store)
-    clocks.align(store)
+    _attempt(store, "aligning clocks", clocks.align)
     identity.build_requests(store)
-    _cut_to_window(store, options)
-    phases.partition(store)
+    cut_to_window(store, options or Options())
+
+
+def cut_to_window(store: Store, options: Options) -> None:
+    """Leave what --since and --until let through, and make what is computed from that."""
+    _cut(store, options)
+    _attempt(store, "cutting requests into phases", phases.partition)
     store.install()
-    methods.run(store)
+    for method in methods.METHODS.values():
+        _attempt(store, method.name, partial(methods.run, methods=[method]))
+
+
+def _attempt(store: Store, what: str, stage: Callable[[Store], object]) -> None:
+    """Run a stage that others can do without; its failure is told in the diagnosis."""
+    try:
+        stage(store)
+    except BaseException as error:
+        reraise_stop(error)
+        _log.debug("%s failed", what, exc_info=True)
+        tell_problem(store, f"{what} failed: {in_one_line(error)}; {REPORT}")
+
+
+def tell_problem(store: Store, text: str) -> None:
+    """Keep a sentence about what could not be done; the diagnosis shows it."""
+    store.append("facts", [{"key": PROBLEM, "value": text}])
 
 
 def _nothing(paths: list[str], accounts: list[Account]) -> tuple[str, str]:
     """Message and hint when nothing could be used."""
-    where = ", ".join(paths)
+    where = ", ".join(map(shown, paths[:3])) + (", …" if len(paths) > 3 else "")
     if not accounts:
         return (
             f"{where}: nothing to read",
             "give a file or a folder that holds logs, traces, metrics or bench files",
         )
-    reasons = "; ".join(f"{a.item.path}: {a.problem or a.what}" for a in accounts[:3])
-    more = f" and {len(accounts) - 3} more" if len(accounts) > 3 else ""
+    told = [a for a in accounts if not a.ignored] or accounts
+    reasons = "; ".join(f"{a.item.path}: {a.problem or a.what}" for a in told[:3])
+    more = f"; and {len(accounts) - 3:,} more files" if len(accounts) > 3 else ""
+    if all(a.ignored for a in accounts):
+        return (
+            f"{where}: nothing here says where time went ({reasons}{more})",
+            "`pdtrace sources` lists what is read: add the server's log, traces, metrics or a table of requests",
+        )
     return (
         f"{where}: no format recognised ({reasons}{more})",
         "`pdtrace sources` lists what can be read; a table needs a header line with names such as ttft_ms",
@@ -97,7 +136,9 @@ def _read_all(inputs: list[Input], store: Store, options: Options) -> list[Accou
             if options.progress is not None:
                 options.progress(item.path, base + min(size, item.size or size), total)
 
-        accounts.append(_read_one(item, store, report))
+        account = _read_one(item, store, report)
+        account.lost = not store.settle()
+        accounts.append(account)
         done += item.size or 0
     return accounts
 
@@ -107,15 +148,22 @@ def _read_one(item: Input, store: Store, report: Callable[[int], None]) -> Accou
     account = Account(item)
     if item.problem:
         account.problem = item.problem
+        account.ignored = item.useless
         return account
     try:
         head = item.head()
     except DAMAGED as error:
-        account.problem = f"cannot be read: {_words(error)}"
+        account.problem = f"cannot be read: {words(error)}"
         return account
-    matches = registry.sniff(head)
+    account.start = head.data[:START_BYTES]
+    failures: list[str] = []
+    matches = registry.sniff(head, failures)
     if not matches:
         account.what = "empty (0 bytes)" if not head.data else "no known format"
+        if item.damage:
+            account.problem = f"damaged near its beginning: {item.damage}"
+        elif failures:
+            account.problem = f"{failures[0]}; {REPORT}"
         return account
     account.what = matches[0][1].ignore or matches[0][1].what
     if matches[0][1].ignore:
@@ -124,21 +172,31 @@ def _read_one(item: Input, store: Store, report: Callable[[int], None]) -> Accou
     account.collectors = [name for name, _ in matches]
     reading = Reading(item, report)
     for name in account.collectors:
-        sink = SourceSink(store, account)
-        try:
-            registry.collectors()[name].read(reading, sink)
-        except DAMAGED as error:
-            account.problem = f"damaged after {sink.read_count:,} records: {_words(error)}"
-        sink.close()
+        _read_by(name, reading, SourceSink(store, account), account)
     try:
         account.sha256, account.size = reading.fingerprint()
     except DAMAGED as error:
-        account.problem = account.problem or f"damaged: {_words(error)}"
+        account.problem = account.problem or f"damaged: {words(error)}"
+    account.seen = reading.so_far()
     return account
 
 
-def _words(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+def _read_by(name: str, reading: Reading, sink: SourceSink, account: Account) -> None:
+    """Let one collector read a source. Whatever goes wrong is this source's problem, not the others'."""
+    try:
+        try:
+            registry.collectors()[name].read(reading, sink)
+        finally:
+            sink.close()
+    except DAMAGED as error:
+        account.problem = f"damaged after {sink.read_count:,} records: {words(error)}"
+    except UnreadableInput as error:
+        account.problem = f"cannot be read: {error.message}"
+    except BaseException as error:
+        reraise_stop(error)
+        _log.debug("collector %s failed on %s", name, reading.path, exc_info=True)
+        account.failed = True
+        account.problem = f"collector {name} failed after {sink.read_count:,} records: {in_one_line(error)}; {REPORT}"
 
 
 def _write_sources(store: Store, accounts: list[Account]) -> None:
@@ -165,17 +223,61 @@ def _raw_tables() -> list[str]:
     return [t.name for t in library.tables().values() if any(c.name == "record" for c in t.columns)]
 
 
-def _forget_twins(store: Store, accounts: list[Account]) -> None:
-    """A file given twice counts once: of equal contents the first by path stays."""
+def _forget_copies(store: Store, accounts: list[Account]) -> None:
+    """Content that is there twice counts once.
+
+    Of equal sources the first by path stays; of a source that is the beginning of another (copied while it
+    grew, cut off on the way) the longer one.
+    """
     first: dict[str, Account] = {}
     for account in accounts:
         if account.sha256 is None or not account.collectors:
             continue
         twin = first.setdefault(account.sha256, account)
         if twin is not account:
-            _forget(store, account.item.number)
-            account.twin = twin.item.path
-            account.what = f"{DUPLICATE_FILE}: {twin.item.path}"
+            _forget(store, account, f"{DUPLICATE_FILE}: {twin.item.path}")
+    for account, longer in _beginnings([a for a in accounts if a.collectors and not a.twin]):
+        _forget(store, account, f"{BEGINNING}: {longer.item.path}")
+
+
+def _beginnings(accounts: list[Account]) -> list[tuple[Account, Account]]:
+    """Sources that are the beginning of a longer one, with the longest such."""
+    ordered = sorted((a for a in accounts if a.seen[1]), key=lambda a: (a.start, a.seen[1]))
+    shorter: dict[int, list[Account]] = {}  # by number of the longer source
+    for position, account in enumerate(ordered):
+        for other in ordered[position + 1 :]:
+            if not other.start.startswith(account.start):
+                break
+            if other.seen[1] > account.seen[1] and not other.failed:
+                shorter.setdefault(other.item.number, []).append(account)
+    found: dict[int, tuple[Account, Account]] = {}
+    for longer in sorted(ordered, key=lambda a: (a.seen[1], a.item.path)):
+        wanted = shorter.get(longer.item.number, [])
+        hashes = _hashes_at(longer.item, sorted({a.seen[1] for a in wanted}))
+        for account in wanted:
+            if hashes.get(account.seen[1]) == account.seen[0]:
+                found[account.item.number] = (account, longer)
+    return list(found.values())
+
+
+def _hashes_at(item: Input, sizes: list[int]) -> dict[int, str]:
+    """sha256 of the first so many bytes of an input, for several sizes in one pass."""
+    hashes: dict[int, str] = {}
+    digest = hashlib.sha256()
+    position = 0
+    if not sizes:
+        return hashes
+    try:
+        with item.open() as stream:
+            for size in sizes:
+                while position < size and (block := stream.read(min(1 << 20, size - position))):
+                    digest.update(block)
+                    position += len(block)
+                if position == size:
+                    hashes[size] = digest.hexdigest()
+    except DAMAGED:
+        return hashes  # what was found before the damage counts
+    return hashes
 
 
 def _note_copies(accounts: list[Account], removed: pl.DataFrame) -> None:
@@ -194,8 +296,11 @@ def _note_copies(accounts: list[Account], removed: pl.DataFrame) -> None:
                 )
 
 
-def _forget(store: Store, source: int) -> None:
+def _forget(store: Store, account: Account, why: str) -> None:
     """Take back all rows that a source gave."""
+    source = account.item.number
+    account.twin = account.what = why
+    account.problem = ""
     for table in library.tables().values():
         if table.name != "sources" and any(c.name == "source" for c in table.columns):
             store.execute(f"DELETE FROM {table.name} WHERE source = {source}")
@@ -240,6 +345,7 @@ def _count(store: Store, accounts: list[Account]) -> None:
         if not account.collectors:
             continue
         have = int(kept.get(number, 0))
+        account.read = max(account.read, have)
         missing = account.read - have
         reasons = _reasons(account, missing)
         rows += [
@@ -263,7 +369,9 @@ def _count(store: Store, accounts: list[Account]) -> None:
 def _reasons(account: Account, missing: int) -> dict[str, int]:
     """Why records of a source were not kept; the reasons add up to `missing`."""
     if account.twin:
-        return {f"{DUPLICATE_FILE}: {account.twin}": missing} if missing else {}
+        return {account.twin: missing} if missing else {}
+    if account.lost:
+        return {LOST: missing} if missing else {}
     reasons: dict[str, int] = {}
     left = missing
     for reason, count in account.reasons.items():
@@ -277,7 +385,7 @@ def _reasons(account: Account, missing: int) -> dict[str, int]:
     return reasons
 
 
-def _cut_to_window(store: Store, options: Options) -> None:
+def _cut(store: Store, options: Options) -> None:
     """--since and --until: only requests that started, and what happened, inside the window stay."""
     conditions = []
     if options.since_ns is not None:
@@ -287,6 +395,8 @@ def _cut_to_window(store: Store, options: Options) -> None:
     if not conditions:
         return
     inside = " AND ".join(conditions)
+    count = "SELECT count(*), count(*) FILTER (start_ns IS NULL) FROM requests"
+    before, timeless = store.rows(count)[0]
     for table, column in (("requests", "start_ns"), ("samples", "time_ns"), ("events", "time_ns")):
         store.execute(
             f"DELETE FROM {table} WHERE NOT coalesce({inside.format(column=column)}, false)"
@@ -294,7 +404,18 @@ def _cut_to_window(store: Store, options: Options) -> None:
     start = "coalesce(start_ns, start_lower_ns)"
     store.execute(f"DELETE FROM steps WHERE NOT coalesce({inside.format(column=start)}, false)")
     store.execute("DELETE FROM observations WHERE request NOT IN (SELECT request FROM requests)")
+    if before and timeless == before:
+        raise PdtraceError(
+            "--since/--until: the requests in these data have no time of day",
+            "leave the options out, or add a column with the time at which each request arrived",
+        )
     if store.count("requests") == 0 and store.count("samples") == 0 and store.count("steps") == 0:
         raise PdtraceError(
-            "nothing happened inside --since/--until", "`pdtrace coverage` shows the time range"
+            "nothing happened inside --since/--until",
+            "`pdtrace diagnose` without them shows the time range; times without a zone are UTC",
+        )
+    if timeless:
+        tell_problem(
+            store,
+            f"whether {timeless:,} requests without a time of day fall inside --since/--until: they were left out",
         )

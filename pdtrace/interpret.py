@@ -7,12 +7,13 @@ from pathlib import PurePosixPath
 
 import polars as pl
 
-from pdtrace import model, registry, spans
-from pdtrace.model import Claims
+from pdtrace import decisions, episodes, model, registry, spans
 from pdtrace.sink import RowSink
 from pdtrace.store import Store
 
 BATCH_SPANS = 250_000  # whole traces of about this many spans are interpreted at once
+FOREIGN_LOG = "log record of a scope that no collector reads"
+UNUSED = {"source": pl.Int32, "record": pl.Int64, "reason": pl.String}
 _POLARS = {str: pl.String, int: pl.Int64, float: pl.Float64, bool: pl.Boolean}
 
 # What OpenTelemetry's resource attributes say of a worker's identity.
@@ -28,22 +29,26 @@ RESOURCE_ALIASES: Mapping[str, str] = {
 def run(store: Store) -> pl.DataFrame:
     """Interpret log records, then spans; name_resources() and workers.resolve() come first.
 
-    Returns the copies of spans that were removed (spans.deduplicate), for log records may hold spans too.
+    Returns what gave no row, with the reasons, in the shape of spans.deduplicate: log records that say nothing
+    new, copies of spans (log records may hold spans too), choices that a span and a log line tell.
     """
-    _interpret_logs(store)
+    unused = _interpret_logs(store)
     store.execute("DROP TABLE IF EXISTS temp.log_records")
-    copies = spans.deduplicate(store.connection)
+    copies = [spans.deduplicate(store.connection), unused]
+    again = episodes.find(store)
     if store.count("spans"):
         _assign_owners(store)
         facts = store.sql("SELECT worker, key, value FROM facts")
         for name in registry.claims():
-            _interpret_spans(store, name, facts)
+            _interpret_spans(store, name, facts, again=again)
         store.execute("DROP TABLE span_owners")
+    if again:
+        episodes.forget(store)
     store.execute("DROP TABLE IF EXISTS resource_workers")
-    return copies
+    return pl.concat([*copies, decisions.unite(store)])
 
 
-def _interpret_spans(store: Store, name: str, facts: pl.DataFrame) -> None:
+def _interpret_spans(store: Store, name: str, facts: pl.DataFrame, *, again: bool) -> None:
     """Give one collector the traces that hold its spans."""
     module = registry.collectors()[name]
     owned = store.scalar(f"SELECT count(*) FROM span_owners WHERE owner = '{name}'")
@@ -51,7 +56,7 @@ def _interpret_spans(store: Store, name: str, facts: pl.DataFrame) -> None:
         return
     batches = max(1, -(-store.count("spans") // BATCH_SPANS))
     for batch in range(batches):
-        frame = _frame(store, name, registry.claims()[name], batch, batches)
+        frame = _frame(store, name, (batch, batches), again=again)
         if frame.height:
             sink = RowSink(store)
             module.interpret(frame, facts, sink)
@@ -94,15 +99,17 @@ def name_resources(store: Store) -> None:
     )
 
 
-def _interpret_logs(store: Store) -> None:
-    """Give OTLP log records to the collectors that claim their scopes."""
+def _interpret_logs(store: Store) -> pl.DataFrame:
+    """Give OTLP log records to the collectors that claim their scopes; returns those that gave nothing, and why."""
     if store.count("log_records") == 0:
-        return
+        return _reasons([])
     records = store.sql(
         f"""SELECT l.*, r.service_name, {_resolved("l.resource")} AS worker
             FROM log_records l LEFT JOIN resources r USING (resource)"""
     )
     facts = store.sql("SELECT worker, key, value FROM facts")
+    unused = []
+    claimed = pl.lit(value=False)
     for name, claims in registry.claims().items():
         module = registry.collectors()[name]
         if not claims.log_scopes or not hasattr(module, "interpret_logs"):
@@ -113,11 +120,25 @@ def _interpret_logs(store: Store) -> None:
             else pl.col("scope_name") == scope
             for scope in claims.log_scopes
         ]
+        claimed = claimed | pl.any_horizontal(tests)
         mine = records.filter(pl.any_horizontal(tests))
         if mine.height:
             sink = RowSink(store)
-            module.interpret_logs(mine, facts, sink)
+            unused.append(module.interpret_logs(mine, facts, sink))
             sink.close()
+    foreign = records.filter(~claimed.fill_null(value=False)).select("source", "record")
+    unused.append(foreign.with_columns(reason=pl.lit(FOREIGN_LOG)))
+    return _reasons([frame for frame in unused if frame is not None])
+
+
+def _reasons(unused: list[pl.DataFrame]) -> pl.DataFrame:
+    """Records (source, record, reason) counted by source and reason, as spans.deduplicate counts copies."""
+    rows = pl.concat([pl.DataFrame(schema=UNUSED), *(f.select(*UNUSED).cast(UNUSED) for f in unused)])  # type: ignore[arg-type]
+    return rows.group_by("source", "reason", maintain_order=True).agg(
+        pl.len().cast(pl.Int64).alias("records"),
+        pl.lit(0, pl.Int64).alias("conflicts"),
+        pl.col("record").sort().head(5).alias("positions"),
+    )
 
 
 def _resolved(resource: str) -> str:
@@ -146,8 +167,12 @@ def _assign_owners(store: Store) -> None:
     store.temporary("span_owners", pl.DataFrame(rows, schema=kinds))
 
 
-def _frame(store: Store, name: str, claims: Claims, batch: int, batches: int) -> pl.DataFrame:
-    """Whole traces that hold spans of this collector, with the columns that it asked for."""
+def _frame(store: Store, name: str, batches: tuple[int, int], *, again: bool) -> pl.DataFrame:
+    """Whole traces that hold spans of this collector, with the columns that it asked for.
+
+    `batches` = (which, of how many). With `again`, a trace whose ids were used twice counts as two.
+    """
+    claims = registry.claims()[name]
     attributes = ", ".join(
         f'{spans.attribute_sql(key, kind)} AS "{key}"' for key, kind in claims.attributes.items()
     )
@@ -155,7 +180,10 @@ def _frame(store: Store, name: str, claims: Claims, batch: int, batches: int) ->
         f'r.{spans.resource_attribute_sql(key)} AS "resource.{key}"'
         for key in claims.resource_attributes
     )
-    part = f"hash(t.trace_id) % {batches} = {batch}" if batches > 1 else "true"
+    batch, of = batches
+    part = f"hash(t.trace_id) % {of} = {batch}" if of > 1 else "true"
+    trace = episodes.trace_sql() if again else "t.trace_id"
+    runs = "LEFT JOIN span_episodes e ON e.span = t.rowid" if again else ""
     others = store.scalar(f"SELECT count(*) FROM span_owners WHERE owner IS DISTINCT FROM '{name}'")
     whole = (
         f"""AND t.trace_id IN (SELECT trace_id FROM spans JOIN span_owners o
@@ -165,12 +193,12 @@ def _frame(store: Store, name: str, claims: Claims, batch: int, batches: int) ->
         else ""
     )
     return store.sql(
-        f"""SELECT t.source, t.trace_id, t.span_id, t.parent_span_id, t.start_ns, t.end_ns, t.name, t.kind,
+        f"""SELECT t.source, {trace} AS trace_id, t.span_id, t.parent_span_id, t.start_ns, t.end_ns, t.name, t.kind,
                    t.status_code, t.status_message, t.scope_name, t.resource, r.service_name, w.worker,
                    t.resolution_ns, t.events, t.links,
                    coalesce(o.owner = '{name}', false) AS mine
                    {"," if attributes else ""} {attributes} {"," if resource else ""} {resource}
-            FROM spans t
+            FROM spans t {runs}
             LEFT JOIN resources r USING (resource)
             LEFT JOIN resource_workers w USING (resource)
             LEFT JOIN span_owners o ON t.scope_name IS NOT DISTINCT FROM o.scope_name AND t.name = o.name

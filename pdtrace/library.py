@@ -151,7 +151,7 @@ def queries() -> dict[str, Query]:
         for entry in sorted((root / kind).iterdir(), key=lambda e: e.name):
             if entry.name.endswith(".sql"):
                 name = entry.name.removesuffix(".sql")
-                found[name] = parse_query(name, kind, entry.read_text("utf-8"))  # type: ignore[arg-type]
+                found[name] = parse_query(name, kind, entry.read_text("utf-8"))
     return {name: found[name] for name in _in_order(found)}
 
 

@@ -60,6 +60,9 @@ PHASES: tuple[str, ...] = (
     "decode_queue", "decode", "stream_out", "retry", "unattributed",
 )  # fmt: skip
 
+# Column `extra` of a span rebuilt from a log line that did not tell its ids: trace, name and parent are true.
+MADE_SPAN_ID = '{"span_id":"made up"}'
+
 # Clock of everything that is stamped with the time of day.
 WALL = "wall"
 
@@ -170,6 +173,8 @@ class Claims:
 
     scopes: tuple[str, ...] = ()  # scope names; a trailing * matches any ending
     names: tuple[str, ...] = ()  # span names; a trailing * matches any ending
+    # Names that other systems use too: only with one of these attribute keys, in scopes not claimed.
+    shared_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     prefixes: tuple[str, ...] = ()  # attribute key prefixes
     # Attributes that interpret() wants as columns, by key, typed str | int | float | bool. Values of any
     # type that can be cast are cast (Dynamo writes numbers as strings); the others are NULL.

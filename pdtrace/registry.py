@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import pkgutil
 from functools import cache
 from importlib.metadata import entry_points
 from types import ModuleType
 
-from pdtrace.errors import PdtraceError
+from pdtrace.errors import PdtraceError, in_one_line, reraise_stop
 from pdtrace.model import STRENGTH, Claims, Head, Match
 
 ENTRY_POINT_GROUP = "pdtrace.collectors"
+_log = logging.getLogger(__name__)
 
 
 @cache
@@ -33,11 +35,21 @@ def collectors() -> dict[str, ModuleType]:
     return dict(sorted(found.items()))
 
 
-def sniff(head: Head) -> list[tuple[str, Match]]:
-    """The collectors that should look at a source: all of the greatest strength that any claims."""
+def sniff(head: Head, failures: list[str] | None = None) -> list[tuple[str, Match]]:
+    """The collectors that should look at a source: all of the greatest strength that any claims.
+
+    A collector that breaks down over a head does not claim it; that is added to `failures`.
+    """
     matches: list[tuple[str, Match]] = []
     for name, module in collectors().items():
-        match = module.sniff(head)
+        try:
+            match = module.sniff(head)
+        except BaseException as error:
+            reraise_stop(error)
+            _log.debug("collector %s: sniff failed on %s", name, head.path, exc_info=True)
+            if failures is not None:
+                failures.append(f"collector {name} failed: {in_one_line(error)}")
+            continue
         if match is not None:
             matches.append((name, match))
     if not matches:
@@ -60,7 +72,7 @@ def owner(scope: str | None, name: str, keys: frozenset[str]) -> str | None:
     """The collector that owns spans of this scope and name having these attribute keys."""
     for test in (
         lambda c: _matches(scope, c.scopes),
-        lambda c: _matches(name, c.names),
+        lambda c: _matches(name, c.names) or bool(keys.intersection(c.shared_names.get(name, ()))),
         lambda c: any(key.startswith(prefix) for prefix in c.prefixes for key in keys),
         lambda c: c.fallback,
     ):

@@ -14,6 +14,7 @@ import polars as pl
 import pyarrow as pa
 
 from pdtrace import library, model, spans
+from pdtrace._streams import CarefulReader
 from pdtrace.inputs import Input
 from pdtrace.store import Store
 
@@ -40,7 +41,11 @@ class Account:
     sha256: str | None = None
     size: int | None = None
     ignored: bool = False  # recognised, not used
-    twin: str = ""  # path of the source that has the same content
+    twin: str = ""  # what it is a copy of, in words
+    failed: bool = False  # a collector broke down over it
+    lost: bool = False  # its rows were taken back, for an error inside a transaction undoes it
+    start: bytes = b""  # its first bytes, and what could be read of it: sha256 and size
+    seen: tuple[str, int] = ("", 0)
 
 
 class RowSink:
@@ -143,8 +148,7 @@ class SourceSink(RowSink):
     """The Sink of one source and one collector: also counts what was seen and what was not kept."""
 
     def __init__(self, store: Store, account: Account) -> None:
-        path = account.item.path
-        scope = str(PurePosixPath(path.rpartition("!")[0] or path).parent)
+        scope = str(PurePosixPath(account.item.path).parent)
         super().__init__(store, account.item.number, scope)
         self._account = account
         self.read_count = 0
@@ -263,7 +267,7 @@ class Reading:
         if self._raw is not None:
             return stream
         self._raw = _HashingRaw(stream, self._report)
-        return cast(IO[bytes], io.BufferedReader(self._raw, 1 << 20))
+        return cast(IO[bytes], CarefulReader(self._raw))
 
     def fingerprint(self) -> tuple[str, int]:
         """sha256 and size of the whole content."""
@@ -271,4 +275,8 @@ class Reading:
             self.open()
         assert self._raw is not None
         self._raw.finish()
-        return self._raw.hash.hexdigest(), self._raw.size
+        return self.so_far()
+
+    def so_far(self) -> tuple[str, int]:
+        """sha256 and size of what was read."""
+        return ("", 0) if self._raw is None else (self._raw.hash.hexdigest(), self._raw.size)

@@ -17,6 +17,8 @@ import duckdb
 import polars as pl
 import pyarrow as pa
 
+from pdtrace.model import MADE_SPAN_ID
+
 SEPARATOR = "\x1f"
 # MAP column -> prefix of the stored pair of columns and type of the values.
 MAPS: dict[str, tuple[str, pa.DataType]] = {
@@ -187,18 +189,22 @@ WHERE trace_id IS NOT NULL
   AND hash(trace_id, span_id) IN (FROM span_twins)
 """
 
-# A coarse row (rebuilt from log lines) gives way to any finer row of the same span, whatever its
-# start.
+# A coarse row (rebuilt from log lines) gives way to a finer row of the same span, whose start may
+# differ; a start further away is another run under the same seed.
+_RUN_NS = 60 * 10**9
 _LOSERS = f"""
 CREATE OR REPLACE TEMP TABLE span_losers AS
 WITH ranked AS (
-  SELECT c.*, min(coalesce(c.resolution_ns, 1)) OVER (PARTITION BY c.trace_id, c.span_id) AS finest,
+  SELECT c.*, min(coalesce(c.resolution_ns, 1)) OVER near AS finest,
          row_number() OVER best AS place, first_value(c.source) OVER best AS winner_source,
          first_value(c.content) OVER best AS winner_content
   FROM span_copies c LEFT JOIN (SELECT source, sha256 FROM sources) s USING (source)
   WINDOW best AS (
     PARTITION BY c.trace_id, c.span_id, c.start_ns
     ORDER BY coalesce(c.resolution_ns, 1), c.losses, c.attributes DESC, s.sha256, c.record, c.source
+  ), near AS (
+    PARTITION BY c.trace_id, c.span_id ORDER BY c.start_ns
+    RANGE BETWEEN {_RUN_NS} PRECEDING AND {_RUN_NS} FOLLOWING
   )
 )
 SELECT id, source, record,
@@ -208,6 +214,21 @@ SELECT id, source, record,
        coalesce(resolution_ns, 1) = finest AND content <> winner_content AS conflict
 FROM ranked
 WHERE place > 1 OR coalesce(resolution_ns, 1) > finest
+"""
+
+
+# A span rebuilt from a log line without ids got an id made up: its exported twin has another.
+_SLACK_NS = 100_000_000  # a log line may be written this late
+_MADE_UP = f"""
+SELECT m.rowid AS id, m.source, m.record FROM spans m
+WHERE m.extra = '{MADE_SPAN_ID}'
+  AND EXISTS (
+    SELECT 1 FROM spans f
+    WHERE f.trace_id = m.trace_id AND f.name = m.name
+      AND coalesce(f.resolution_ns, 1) < m.resolution_ns
+      AND abs(f.start_ns - m.start_ns) <= {_SLACK_NS} + m.resolution_ns
+      AND coalesce(abs(f.end_ns - m.end_ns) <= {_SLACK_NS} + m.resolution_ns, true)
+  )
 """
 
 
@@ -223,10 +244,19 @@ def deduplicate(connection: duckdb.DuckDBPyConnection) -> pl.DataFrame:
            SELECT hash(trace_id, span_id) AS twin FROM spans GROUP BY twin HAVING count(*) > 1"""
     )
     try:
-        if not connection.sql("SELECT 1 FROM span_twins LIMIT 1").fetchall():
+        made_up = connection.sql(
+            f"SELECT 1 FROM spans WHERE extra = '{MADE_SPAN_ID}' LIMIT 1"
+        ).fetchall()
+        if not made_up and not connection.sql("SELECT 1 FROM span_twins LIMIT 1").fetchall():
             return _NO_DUPLICATES
         connection.execute(_CANDIDATES)
         connection.execute(_LOSERS)
+        if made_up:
+            connection.execute(
+                f"""INSERT INTO span_losers
+                    SELECT id, source, record, '{LOG_COPY}', false FROM ({_MADE_UP})
+                    WHERE id NOT IN (SELECT id FROM span_losers)"""
+            )
         removed = connection.sql(
             """SELECT source, reason, count(*) AS records,
                       count(*) FILTER (WHERE conflict) AS conflicts,
@@ -238,5 +268,6 @@ def deduplicate(connection: duckdb.DuckDBPyConnection) -> pl.DataFrame:
         typed: pl.DataFrame = removed.cast(dict(_NO_DUPLICATES.schema))
         return typed
     finally:
-        for name in ("span_twins", "span_copies", "span_losers"):
+        # span_twins stays: episodes.find() looks at what is left of them.
+        for name in ("span_copies", "span_losers"):
             connection.execute(f"DROP TABLE IF EXISTS {name}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ class Store:
                 "close the program that has it open, or make it anew with `pdtrace ingest`",
             ) from error
         self._checked: set[tuple[str, str]] = set()
+        self._loading = False
         if not read_only:
             self.connection.execute("SET preserve_insertion_order = false")
             for table in library.tables().values():
@@ -81,7 +82,8 @@ class Store:
 
     def sql(self, query: str, **parameters: object) -> pl.DataFrame:
         """Run SQL with $name parameters and return the rows."""
-        return self.connection.sql(query, params=parameters or None).pl()
+        rows: pl.DataFrame = self.connection.sql(query, params=parameters or None).pl()
+        return rows
 
     def arrow(self, query: str) -> pa.Table:
         """Run SQL and return an Arrow table."""
@@ -200,12 +202,32 @@ class Store:
             return
         self.connection.execute(f"SET memory_limit = '{LOADING_MEMORY}'")
         self.connection.execute("BEGIN")
+        self._loading = True
         try:
             yield
         finally:
             # Also after an error: what was read before it stays.
+            self.settle()
+            self._loading = False
             self.connection.execute("COMMIT")
             self.connection.execute("RESET memory_limit")
+
+    def settle(self) -> bool:
+        """Keep what was appended since the last call; False when an error inside had undone it all.
+
+        In a transaction DuckDB takes back everything after one failed statement.
+        """
+        if not self._loading:
+            return True
+        kept = True
+        try:
+            self.connection.execute("COMMIT")
+        except duckdb.Error:
+            kept = False
+            with suppress(duckdb.Error):
+                self.connection.execute("ROLLBACK")
+        self.connection.execute("BEGIN")
+        return kept
 
     @contextmanager
     def computed_once(self, *names: str) -> Iterator[None]:
@@ -224,12 +246,13 @@ class Store:
     def user_sql(self, text: str) -> pl.DataFrame:
         """Run a user's SQL; raises UnknownQuery with DuckDB's words when it refuses."""
         try:
-            return self.connection.sql(text).pl()
+            rows: pl.DataFrame = self.connection.sql(text).pl()
         except (duckdb.Error, AttributeError) as error:
             raise UnknownQuery(
                 f"SQL: {error or 'no rows to show'}",
                 "`pdtrace schema` lists tables, views and columns",
             ) from error
+        return rows
 
 
 def _arrow(batch: object, columns: Mapping[str, str]) -> pa.Table:

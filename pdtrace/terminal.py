@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
@@ -87,7 +87,12 @@ def show_diagnosis(diagnosis: Diagnosis, style: str) -> None:
 
         sys.stdout.write(diagnosis_markdown(diagnosis))
     else:
-        _DiagnosisText(console()).show(diagnosis)
+        write_diagnosis(diagnosis, console())
+
+
+def write_diagnosis(diagnosis: Diagnosis, out: Console) -> None:
+    """The whole diagnosis as text for people, on a console of the caller's choice."""
+    _DiagnosisText(out).show(diagnosis)
 
 
 class _DiagnosisText:
@@ -150,7 +155,7 @@ class _DiagnosisText:
         if not deployment.latency:
             return
         self._heading("Latency, as each observer saw it (* headline)")
-        table = _table("metric", "observer", "n", "files", "p50", "p90", "p99", "max", "level", "from … to")
+        table = _table("metric", "observer", "n", "p50", "p90", "p99", "max", "level", "from … to")
         for row in deployment.latency:
             metric = row["metric"].removesuffix("_ms").upper()
             table.add_row(
@@ -181,7 +186,7 @@ class _DiagnosisText:
             return
         self._heading("Where the time went")
         table = _table(
-            "phase", "detail", "n", "files", "p50", "p90", "p99", "of TTFT", "", "of whole", "basis"
+            "phase", "detail", "n", "p50", "p90", "p99", "of TTFT", "", "of whole", "basis"
         )
         for row in deployment.phases:
             table.add_row(
@@ -237,8 +242,17 @@ def bar(value: float | None, cells: int = BAR_CELLS // 2) -> str:
     return "█" * filled + "·" * (cells - filled)
 
 
+class _Table(Table):
+    """A table that refuses a row of another width; rich would shift it under the wrong headings silently."""
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        if len(cells) != len(self.columns):
+            raise ValueError(f"{len(cells)} cells for {len(self.columns)} columns: {cells}")
+        super().add_row(*cells, **options)
+
+
 def _table(*names: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table = _Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     numeric = {
         "n",
         "files",

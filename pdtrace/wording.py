@@ -91,6 +91,11 @@ def _first_tokens(deployment: Deployment) -> str:
     row = _headline(deployment, "ttft_ms")
     if row is None:
         whole = _headline(deployment, "e2e_ms")
+        if whole is None and any(p["share_of_ttft"] for p in deployment.phases):
+            return (
+                "Nobody saw a request both start and deliver its first token"
+                " (prefill and decode worker saw a part each): there is no TTFT to tell."
+            )
         if whole is None:
             return "Neither first tokens nor durations of whole requests are in these data."
         return f"Requests took p50 {duration(whole['p50'])}, p99 {duration(whole['p99'])}; first tokens are not in these data."

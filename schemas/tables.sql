@@ -104,7 +104,7 @@ CREATE TABLE events (
   worker VARCHAR,            -- worker it happened on
   time_ns BIGINT,            -- when; NULL when unknown
   resolution_ns BIGINT,      -- resolution of time_ns
-  kind VARCHAR,              -- preemption, abort, failure, restart, oom, kv_expired, kv_invalid, kv_failure, http_error, started, warning
+  kind VARCHAR,              -- preemption, abort, failure, restart, oom, kv_expired, kv_invalid, kv_failure, http_error, started, warning, tool
   severity VARCHAR,          -- critical, warning or info
   request_id VARCHAR,        -- the request it names, in the emitter's own spelling
   count BIGINT,              -- how many happened, where one record tells of several
@@ -221,7 +221,7 @@ CREATE TABLE worker_aliases (
 CREATE TABLE facts (
   source INTEGER,            -- source that said so; NULL when a later stage did
   worker VARCHAR,            -- worker it is about; NULL when about the deployment of the source
-  key VARCHAR,               -- name, lower_snake
+  key VARCHAR,               -- name, lower_snake; a _ in front: a note of one collector for another
   value VARCHAR              -- value as text
 );
 

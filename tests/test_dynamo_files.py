@@ -204,8 +204,9 @@ def test_the_cost_of_a_choice_stands_at_the_rebuilt_hop(collect: Collect) -> Non
     hops = got.store.sql(f"SELECT {cost} AS cost FROM spans WHERE name = 'kv_router.route_request'")
     assert hops.height == 4
     assert hops["cost"].null_count() == 0
-    assert got["decisions"].height == 0  # interpret() tells them from the hops
-    assert set(got["reported"]["quantity"]) == {"router_cost_prefill", "router_cost_decode"}
+    choices = got["decisions"]  # those that the hops tell too become one with them later
+    assert sorted(choices["cost"]) == [5.0, 5.5, 12.0, 12.75]
+    assert set(choices["phase"]) == {"prefill", "decode"}
 
 
 def test_a_read_log_counts_every_line(collect: Collect) -> None:

@@ -156,7 +156,7 @@ def test_the_way_out_outranks_decode_only_before_the_first_token() -> None:
         windows((0, 100, 50)), intervals(("decode_exec", 30, 90), ("stream_out", 30, 95))
     )
     assert pieces(found) == [
-        ("unattributed", 0, 30), ("stream_out_first", 30, 50), ("decode_exec", 50, 90),
+        ("unattributed", 0, 30), ("stream_out", 30, 50), ("decode_exec", 50, 90),
         ("stream_out", 90, 95), ("unattributed", 95, 100),
     ]  # fmt: skip
     assert found["phase"].to_list()[1] == "stream_out"

@@ -12,7 +12,7 @@
 -- critical: slow is not wrong.
 --
 -- grain:   one row per deployment
--- needs:   request_marks, requests, phases, deployment_sources
+-- needs:   request_marks, token_dependence, requests, phases, deployment_sources
 -- params:
 --   slo_ttft_ms     NULL  limit for the first token; NULL: relative to the run
 --   min_slow_ratio  0.01  a smaller part of the requests is the tail that every run has
@@ -46,10 +46,15 @@
 --   prompt_rho_high   DOUBLE     upper end
 --   prompt_pairs      BIGINT     requests behind the correlation (a sample of about 10000 where there are more)
 --   prompt_slope_ms   DOUBLE     ms  TTFT for each 1000 uncached prompt tokens more (least squares)
---   prompt_driven     BOOLEAN    TTFT clearly follows the prompt; NULL cannot tell
+--   prompt_driven     BOOLEAN    TTFT clearly follows the prompt; false: surely not closely; NULL cannot tell
 --   cached_known      BOOLEAN    cached tokens are known for 9 in 10 requests; else whole prompts stand for uncached ones
 --   slow_long_input   BIGINT     slow requests with a long prompt (request_marks)
 --   other_long_input  BIGINT     other requests with a long prompt
+--   models            BIGINT     models that were judged each by itself; 1 where there is only one
+--   prompts_known     BIGINT     of the measured requests, those whose prompt tokens are known
+--   slow_prompt_tokens  DOUBLE  tokens  median prompt of the slow requests; NULL unknown
+--   other_prompt_tokens  DOUBLE  tokens  median prompt of the others; NULL unknown
+--   cached_ratio      DOUBLE     1  cached tokens over prompt tokens, where both are known; NULL unknown
 WITH marked_request AS (
   SELECT m.*, slo_ttft_ms IS NOT NULL AS limit_given,
     m.ttft_ms - CASE WHEN slo_ttft_ms IS NULL THEN m.ttft_typical_ms ELSE m.ttft_limit_ms END
@@ -58,41 +63,6 @@ WITH marked_request AS (
   FROM request_marks(slo_ttft_ms := slo_ttft_ms) AS m
   JOIN requests AS r ON r.request = m.request
   WHERE m.ttft_ms IS NOT NULL AND m.counted
-),
-sampled_request AS (
-  -- ranks of ten thousand requests say what those of millions would
-  SELECT m.*
-  FROM marked_request AS m
-  JOIN (SELECT deployment, count(*) AS n FROM marked_request GROUP BY deployment) AS d
-    ON d.deployment IS NOT DISTINCT FROM m.deployment
-  WHERE m.uncached_tokens IS NOT NULL AND hash(m.request) % greatest(1, d.n // 10000)::UBIGINT = 0
-),
-ranked_request AS (
-  SELECT deployment, ttft_ms, uncached_tokens,
-    rank() OVER (PARTITION BY deployment ORDER BY ttft_ms)
-      + (count(*) OVER (PARTITION BY deployment, ttft_ms) - 1) / 2 AS ttft_rank,
-    rank() OVER (PARTITION BY deployment ORDER BY uncached_tokens)
-      + (count(*) OVER (PARTITION BY deployment, uncached_tokens) - 1) / 2 AS prompt_rank
-  FROM sampled_request
-),
-prompt_dependence AS (
-  SELECT deployment, count(*) AS prompt_pairs,
-    CASE WHEN stddev_pop(ttft_rank) > 0 AND stddev_pop(prompt_rank) > 0
-      THEN corr(ttft_rank, prompt_rank) END AS prompt_rho,
-    CASE WHEN stddev_pop(uncached_tokens) > 0
-      THEN 1000 * regr_slope(ttft_ms, uncached_tokens) END AS prompt_slope_ms
-  FROM ranked_request
-  GROUP BY deployment
-  HAVING count(*) >= 10
-),
-prompt_interval AS (
-  -- Fisher's z with the variance of Bonett and Wright (2000) for rank correlations
-  SELECT *,
-    tanh(atanh(greatest(-0.999999, least(0.999999, prompt_rho)))
-      - 1.96 * sqrt((1 + prompt_rho * prompt_rho / 2) / (prompt_pairs - 3))) AS prompt_rho_low,
-    tanh(atanh(greatest(-0.999999, least(0.999999, prompt_rho)))
-      + 1.96 * sqrt((1 + prompt_rho * prompt_rho / 2) / (prompt_pairs - 3))) AS prompt_rho_high
-  FROM prompt_dependence
 ),
 phase_sums AS (
   -- the part of each phase before the first token
@@ -131,8 +101,13 @@ deployment_latency AS (
   SELECT deployment,
     count(*) AS measured,
     count(*) FILTER (slow_first_token) AS slow,
-    any_value(ttft_limit_ms) AS limit_ms,
-    any_value(ttft_typical_ms) AS typical_ms,
+    CASE WHEN min(ttft_limit_ms) = max(ttft_limit_ms) THEN min(ttft_limit_ms) END AS limit_ms,
+    CASE WHEN count(DISTINCT model) < 2 THEN min(ttft_typical_ms) END AS typical_ms,
+    greatest(count(DISTINCT model), 1) AS models,
+    quantile_cont(prompt_tokens, 0.5) FILTER (slow_first_token) AS slow_prompt_tokens,
+    quantile_cont(prompt_tokens, 0.5) FILTER (slow_first_token IS NOT TRUE) AS other_prompt_tokens,
+    sum(cached_tokens) / nullif(sum(prompt_tokens) FILTER (cached_tokens IS NOT NULL), 0)
+      AS cached_ratio,
     quantile_cont(ttft_ms, 0.5) AS ttft_p50_ms,
     quantile_cont(ttft_ms, 0.9) AS ttft_p90_ms,
     quantile_cont(ttft_ms, 0.95) AS ttft_p95_ms,
@@ -154,14 +129,14 @@ deployment_latency AS (
   GROUP BY deployment
 ),
 judged AS (
-  SELECT l.*, p.* EXCLUDE (deployment),
-    CASE WHEN prompts_known >= 10 THEN
-      coalesce(prompt_rho >= 0.5 AND prompt_rho_low > 0.3, false)
-      OR (slow >= 2 AND slow_long_input >= 0.8 * slow
-        AND other_long_input <= 0.2 * (measured - slow))
-    END AS prompt_driven
+  SELECT l.*, p.rho AS prompt_rho, p.rho_low AS prompt_rho_low, p.rho_high AS prompt_rho_high,
+    p.pairs AS prompt_pairs, p.slope_ms AS prompt_slope_ms,
+    CASE WHEN prompts_known >= 10 AND slow >= 2 AND slow_long_input >= 0.8 * slow
+      AND other_long_input <= 0.2 * (measured - slow) THEN true
+      ELSE p.follows END AS prompt_driven
   FROM deployment_latency AS l
-  LEFT JOIN prompt_interval AS p ON p.deployment IS NOT DISTINCT FROM l.deployment
+  LEFT JOIN token_dependence AS p
+    ON p.deployment IS NOT DISTINCT FROM l.deployment AND p.measure = 'ttft'
 )
 SELECT j.deployment,
   CASE WHEN slow > 0 AND (limit_given OR cost_s * 1e3 >= 0.1 * ttft_sum_ms)
@@ -187,7 +162,8 @@ SELECT j.deployment,
   CASE WHEN slow > 0 AND slow < measured THEN f.grown_phase END AS grown_phase,
   CASE WHEN slow > 0 AND slow < measured THEN f.grown_ratio END AS grown_ratio,
   prompt_rho, prompt_rho_low, prompt_rho_high, prompt_pairs, prompt_slope_ms, prompt_driven,
-  cached_known, slow_long_input, other_long_input
+  cached_known, slow_long_input, other_long_input, models, prompts_known, slow_prompt_tokens,
+  other_prompt_tokens, cached_ratio
 FROM judged AS j
 LEFT JOIN leading_phases AS f ON f.deployment IS NOT DISTINCT FROM j.deployment
 LEFT JOIN deployment_sources AS s ON s.deployment = j.deployment AND s.evidence = 'requests'

@@ -12,7 +12,7 @@
 -- broken or at least 10 % of stream time is lost; info otherwise.
 --
 -- grain:   one row per deployment
--- needs:   request_marks, counted_requests, requests, gap_summary, streams, legs, deployment_sources
+-- needs:   request_marks, token_dependence, counted_requests, requests, gap_summary, streams, legs, deployment_sources
 -- params:
 --   slo_tpot_ms      NULL  limit for the mean time per output token; NULL: relative to the run
 --   slo_itl_ms       NULL  a gap above it is a stall; NULL: relative to the median gap
@@ -53,6 +53,8 @@
 --   output_rho_high   DOUBLE     upper end
 --   output_pairs      BIGINT     requests behind the correlation (a sample of about 10000 where there are more)
 --   slow_long_output  BIGINT     slow requests with a long answer (request_marks)
+--   output_driven     BOOLEAN    the time per token clearly grows with the answer: as prompt_driven in slow_first_token; NULL cannot tell
+--   models            BIGINT     models that were judged each by itself; 1 where there is only one
 WITH marked_request AS (
   SELECT m.*, slo_tpot_ms IS NOT NULL AS limit_given,
     (m.tpot_ms - CASE WHEN slo_tpot_ms IS NULL THEN m.tpot_typical_ms ELSE m.tpot_limit_ms END)
@@ -62,39 +64,6 @@ WITH marked_request AS (
   FROM request_marks(slo_tpot_ms := slo_tpot_ms) AS m
   JOIN requests AS r ON r.request = m.request
   WHERE m.counted AND m.tpot_ms IS NOT NULL AND coalesce(m.output_tokens, 5) >= 5
-),
-sampled_request AS (
-  -- ranks of ten thousand requests say what those of millions would
-  SELECT m.*
-  FROM marked_request AS m
-  JOIN (SELECT deployment, count(*) AS n FROM marked_request GROUP BY deployment) AS d
-    ON d.deployment IS NOT DISTINCT FROM m.deployment
-  WHERE m.output_tokens IS NOT NULL AND hash(m.request) % greatest(1, d.n // 10000)::UBIGINT = 0
-),
-ranked_request AS (
-  SELECT deployment, tpot_ms, output_tokens,
-    rank() OVER (PARTITION BY deployment ORDER BY tpot_ms)
-      + (count(*) OVER (PARTITION BY deployment, tpot_ms) - 1) / 2 AS tpot_rank,
-    rank() OVER (PARTITION BY deployment ORDER BY output_tokens)
-      + (count(*) OVER (PARTITION BY deployment, output_tokens) - 1) / 2 AS output_rank
-  FROM sampled_request
-),
-output_dependence AS (
-  SELECT deployment, count(*) AS output_pairs,
-    CASE WHEN stddev_pop(tpot_rank) > 0 AND stddev_pop(output_rank) > 0
-      THEN corr(tpot_rank, output_rank) END AS output_rho
-  FROM ranked_request
-  GROUP BY deployment
-  HAVING count(*) >= 10
-),
-output_interval AS (
-  -- Fisher's z with the variance of Bonett and Wright (2000) for rank correlations
-  SELECT *,
-    tanh(atanh(greatest(-0.999999, least(0.999999, output_rho)))
-      - 1.96 * sqrt((1 + output_rho * output_rho / 2) / (output_pairs - 3))) AS output_rho_low,
-    tanh(atanh(greatest(-0.999999, least(0.999999, output_rho)))
-      + 1.96 * sqrt((1 + output_rho * output_rho / 2) / (output_pairs - 3))) AS output_rho_high
-  FROM output_dependence
 ),
 outermost AS (
   SELECT deployment, observer AS gap_observer,
@@ -145,8 +114,9 @@ deployment_pace AS (
     count(*) AS measured,
     count(*) FILTER (slow_stream) AS slow,
     any_value(limit_given) AS limit_given,
-    any_value(tpot_limit_ms) AS limit_ms,
-    any_value(tpot_typical_ms) AS typical_ms,
+    CASE WHEN min(tpot_limit_ms) = max(tpot_limit_ms) THEN min(tpot_limit_ms) END AS limit_ms,
+    CASE WHEN count(DISTINCT model) < 2 THEN min(tpot_typical_ms) END AS typical_ms,
+    greatest(count(DISTINCT model), 1) AS models,
     quantile_cont(tpot_ms, 0.5) AS tpot_p50_ms,
     quantile_cont(tpot_ms, 0.95) AS tpot_p95_ms,
     quantile_cont(tpot_ms, 0.99) AS tpot_p99_ms,
@@ -155,6 +125,8 @@ deployment_pace AS (
     list(tpot_ms ORDER BY tpot_ms) AS sorted_ms,
     bool_and(first_token_ns IS NOT NULL AND end_ns IS NOT NULL) AS instants_known,
     count(*) FILTER (slow_stream AND long_output) AS slow_long_output,
+    count(*) FILTER (slow_stream IS NOT TRUE AND long_output) AS other_long_output,
+    count(output_tokens) AS outputs_known,
     list_sort(list_distinct(list(decode_worker) FILTER (
       slow_stream AND decode_worker IS NOT NULL
     ))) AS workers,
@@ -165,12 +137,17 @@ deployment_pace AS (
 judged AS (
   SELECT p.*, g.* EXCLUDE (deployment, gap_sum_ms), s.stall_limit_ms, s.stall_s,
     s.stall_s * 1e3 / nullif(g.gap_sum_ms, 0) AS stall_ratio,
-    o.* EXCLUDE (deployment),
+    o.rho AS output_rho, o.rho_low AS output_rho_low, o.rho_high AS output_rho_high,
+    o.pairs AS output_pairs,
+    CASE WHEN outputs_known >= 10 AND slow >= 2 AND slow_long_output >= 0.8 * slow
+      AND other_long_output <= 0.2 * (measured - slow) THEN true
+      ELSE o.follows END AS output_driven,
     greatest(p.slow_s, s.stall_s) AS cost_s
   FROM deployment_pace AS p
   LEFT JOIN outermost AS g ON g.deployment IS NOT DISTINCT FROM p.deployment
   LEFT JOIN stall_summary AS s ON s.deployment IS NOT DISTINCT FROM p.deployment
-  LEFT JOIN output_interval AS o ON o.deployment IS NOT DISTINCT FROM p.deployment
+  LEFT JOIN token_dependence AS o
+    ON o.deployment IS NOT DISTINCT FROM p.deployment AND o.measure = 'tpot'
 )
 SELECT j.deployment,
   CASE WHEN (limit_given AND slow > 0) OR cost_s >= 0.1 * stream_s OR stall_ratio >= 0.1
@@ -191,7 +168,8 @@ SELECT j.deployment,
   coalesce(s.paths, []) AS sources,
   measured, limit_ms, limit_given, typical_ms, tpot_p50_ms, tpot_p99_ms, slow_s, gaps, gap_p50_ms,
   gap_p99_ms, gap_max_ms, stall_limit_ms, stall_s, stall_ratio, gap_observer, gap_emission,
-  output_rho, output_rho_low, output_rho_high, output_pairs, slow_long_output
+  output_rho, output_rho_low, output_rho_high, output_pairs, slow_long_output,
+  output_driven, models
 FROM judged AS j
 LEFT JOIN deployment_sources AS s ON s.deployment = j.deployment AND s.evidence = 'requests'
 WHERE stall_ratio >= min_stall_ratio

@@ -8,9 +8,11 @@
 -- requests cannot widen; (factor + 1) x typical always suffices), and the typical by at least 20 ms
 -- (TTFT) or 2 ms (per token): below that, clocks and network jitter rule. A limit that the user
 -- gives (SLO) takes the place of all that. Fewer than min_requests values: no marks (NULL).
+-- Where several models answered, each is judged by itself: a larger one is not slow for being large.
+-- Where no observer saw enough first tokens to be the headline, the only one that saw any stands in.
 --
 -- grain:   one row per request
--- needs:   requests, counted_requests
+-- needs:   requests, counted_requests, observations, deployments
 -- params:
 --   slo_ttft_ms   NULL  limit for the first token; NULL: relative to the run
 --   slo_tpot_ms   NULL  limit for the mean time per output token; NULL: relative to the run
@@ -26,10 +28,11 @@
 --   ttft_ms           DOUBLE   ms  headline time to first token
 --   tpot_ms           DOUBLE   ms  time per output token after the first; from TTFT, duration and tokens where not stated
 --   e2e_ms            DOUBLE   ms  whole duration
+--   model             VARCHAR  model by which it is judged; NULL where the deployment has only one
 --   prompt_tokens     BIGINT   tokens  prompt tokens
 --   uncached_tokens   BIGINT   tokens  prompt tokens not found in a cache; all of them where that is unknown
 --   output_tokens     BIGINT   tokens  output tokens
---   ttft_typical_ms   DOUBLE   ms  typical TTFT of the deployment
+--   ttft_typical_ms   DOUBLE   ms  typical TTFT of the deployment (of the model, where there are several)
 --   ttft_limit_ms     DOUBLE   ms  above it a first token is slow
 --   tpot_typical_ms   DOUBLE   ms  typical time per output token
 --   tpot_limit_ms     DOUBLE   ms  above it a stream is slow
@@ -37,16 +40,39 @@
 --   slow_stream       BOOLEAN  stream slow; NULL cannot tell (also with fewer than 5 output tokens)
 --   long_input        BOOLEAN  long prompt for this run; NULL cannot tell
 --   long_output       BOOLEAN  long answer for this run; NULL cannot tell
-WITH request_values AS (
-  SELECT r.deployment, r.request, r.outcome, c.request IS NOT NULL AS counted, r.ttft_ms, r.e2e_ms,
+WITH several_models AS (
+  SELECT deployment
+  FROM requests
+  GROUP BY deployment
+  HAVING count(DISTINCT model) > 1
+),
+only_observer AS (
+  SELECT o.deployment, min(o.observer) AS observer
+  FROM observations AS o
+  JOIN deployments AS d ON d.deployment = o.deployment
+  WHERE d.headline_observer IS NULL AND o.ttft_ms IS NOT NULL
+  GROUP BY o.deployment
+  HAVING count(DISTINCT o.observer) = 1
+),
+stand_in AS (
+  SELECT o.request, o.ttft_ms, o.e2e_ms, o.tpot_ms
+  FROM observations AS o
+  JOIN only_observer AS n ON n.deployment = o.deployment AND n.observer = o.observer
+),
+request_values AS (
+  SELECT r.deployment, r.request, r.outcome, c.request IS NOT NULL AS counted,
+    CASE WHEN m.deployment IS NOT NULL THEN coalesce(r.model, 'unknown') END AS model,
+    coalesce(r.ttft_ms, i.ttft_ms) AS ttft_ms, coalesce(r.e2e_ms, i.e2e_ms) AS e2e_ms,
     r.prompt_tokens, r.output_tokens,
     r.prompt_tokens - coalesce(r.cached_tokens, 0) AS uncached_tokens,
     coalesce(
-      r.tpot_ms,
+      r.tpot_ms, i.tpot_ms,
       CASE WHEN r.output_tokens > 1 THEN (r.e2e_ms - r.ttft_ms) / (r.output_tokens - 1) END
     ) AS tpot_ms
   FROM requests AS r
   LEFT JOIN counted_requests AS c ON c.request = r.request
+  LEFT JOIN several_models AS m ON m.deployment = r.deployment
+  LEFT JOIN stand_in AS i ON i.request = r.request
 ),
 usable AS (
   -- the mean over a handful of gaps is not a stream's pace
@@ -54,27 +80,27 @@ usable AS (
   FROM request_values
 ),
 long_form AS (
-  SELECT deployment, 'ttft' AS measure, ttft_ms AS value FROM usable WHERE counted
+  SELECT deployment, model, 'ttft' AS measure, ttft_ms AS value FROM usable WHERE counted
   UNION ALL
-  SELECT deployment, 'tpot', pace_ms FROM usable WHERE counted
+  SELECT deployment, model, 'tpot', pace_ms FROM usable WHERE counted
   UNION ALL
-  SELECT deployment, 'input', prompt_tokens::DOUBLE FROM usable WHERE counted
+  SELECT deployment, model, 'input', prompt_tokens::DOUBLE FROM usable WHERE counted
   UNION ALL
-  SELECT deployment, 'output', output_tokens::DOUBLE FROM usable WHERE counted
+  SELECT deployment, model, 'output', output_tokens::DOUBLE FROM usable WHERE counted
 ),
 quartiles AS (
-  SELECT deployment, measure, count(value) AS n,
+  SELECT deployment, model, measure, count(value) AS n,
     quantile_cont(value, 0.25) AS p25, quantile_cont(value, 0.45) AS p45,
     quantile_cont(value, 0.5) AS p50
   FROM long_form
-  GROUP BY deployment, measure
+  GROUP BY deployment, model, measure
 ),
 grouped AS (
   SELECT *, p50 > 3 * p25 AND p45 <= 2 * p25 AS two_groups
   FROM quartiles
 ),
 typical_values AS (
-  SELECT deployment, measure,
+  SELECT deployment, model, measure,
     CASE WHEN n >= min_requests THEN CASE WHEN two_groups THEN p25 ELSE p50 END END AS typical,
     -- 0.6745 sigma lie between lower quartile and median of a normal distribution
     CASE WHEN two_groups THEN 0 ELSE (p50 - p25) / 0.6745 END AS sigma
@@ -82,7 +108,7 @@ typical_values AS (
 ),
 limits AS (
   -- factor + 1 times the typical is out of the ordinary however wide the values scatter
-  SELECT deployment, measure, typical,
+  SELECT deployment, model, measure, typical,
     greatest(factor * typical, least(typical + 3 * sigma, (factor + 1) * typical), typical + floor)
       AS upper
   FROM typical_values
@@ -92,7 +118,7 @@ limits AS (
   ) AS rules (measure, factor, floor) USING (measure)
 ),
 relative_limits AS (
-  SELECT deployment,
+  SELECT deployment, model,
     max(typical) FILTER (measure = 'ttft') AS ttft_typical_ms,
     max(upper) FILTER (measure = 'ttft') AS ttft_upper_ms,
     max(typical) FILTER (measure = 'tpot') AS tpot_typical_ms,
@@ -100,7 +126,7 @@ relative_limits AS (
     max(upper) FILTER (measure = 'input') AS input_limit,
     max(upper) FILTER (measure = 'output') AS output_limit
   FROM limits
-  GROUP BY deployment
+  GROUP BY deployment, model
 ),
 thresholds AS (
   SELECT *, coalesce(slo_ttft_ms::DOUBLE, ttft_upper_ms) AS ttft_limit_ms,
@@ -108,11 +134,12 @@ thresholds AS (
   FROM relative_limits
 )
 SELECT u.deployment, u.request, u.outcome, u.counted, u.ttft_ms, u.tpot_ms, u.e2e_ms,
-  u.prompt_tokens, u.uncached_tokens, u.output_tokens, t.ttft_typical_ms, t.ttft_limit_ms, t.tpot_typical_ms,
+  u.model, u.prompt_tokens, u.uncached_tokens, u.output_tokens, t.ttft_typical_ms, t.ttft_limit_ms, t.tpot_typical_ms,
   t.tpot_limit_ms,
   u.ttft_ms > t.ttft_limit_ms AS slow_first_token,
   u.pace_ms > t.tpot_limit_ms AS slow_stream,
   u.prompt_tokens > t.input_limit AS long_input,
   u.output_tokens > t.output_limit AS long_output
 FROM usable AS u
-LEFT JOIN thresholds AS t ON t.deployment IS NOT DISTINCT FROM u.deployment
+LEFT JOIN thresholds AS t
+  ON t.deployment IS NOT DISTINCT FROM u.deployment AND t.model IS NOT DISTINCT FROM u.model

@@ -1,0 +1,47 @@
+"""Router choices that two records tell (a span and a log line): one row, with what either knows."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from pdtrace.store import Store
+
+TOLD_TWICE = "router's choice, told by its span"
+_NEAR_NS = 1_000_000_000  # a choice is logged within this of its span's end
+
+# A log line has no leg. It goes with the nearest choice of the same worker for the same request.
+_PAIRS = f"""
+CREATE OR REPLACE TEMP TABLE decision_pairs AS
+SELECT l.rowid AS told, s.rowid AS kept, l.source, l.record, l.cost, l.overlap_tokens, l.load,
+       l.candidates, l.policy
+FROM decisions l
+JOIN decisions s ON s.request_id = l.request_id AND s.worker = l.worker
+WHERE l.leg IS NULL AND s.leg IS NOT NULL
+  AND abs(s.time_ns - l.time_ns) <= {_NEAR_NS}
+  AND (s.phase = l.phase OR s.phase IS NULL OR l.phase IS NULL)
+QUALIFY row_number() OVER (PARTITION BY l.rowid ORDER BY abs(s.time_ns - l.time_ns), s.leg) = 1
+"""
+
+
+def unite(store: Store) -> pl.DataFrame:
+    """Give spans' choices what only the log says of them (cost, load) and drop the log's rows.
+
+    Returns source, reason, records, conflicts, positions of the records that gave no row of their own.
+    """
+    store.execute(_PAIRS)
+    store.execute(
+        """UPDATE decisions SET cost = coalesce(decisions.cost, p.cost),
+               overlap_tokens = coalesce(decisions.overlap_tokens, p.overlap_tokens),
+               load = coalesce(decisions.load, p.load),
+               candidates = coalesce(decisions.candidates, p.candidates),
+               policy = coalesce(decisions.policy, p.policy)
+           FROM decision_pairs p WHERE decisions.rowid = p.kept"""
+    )
+    removed = store.sql(
+        f"""SELECT source, '{TOLD_TWICE.replace("'", "''")}' AS reason, count(*) AS records,
+                   0::BIGINT AS conflicts, list_sort(min(record, 5)) AS positions
+            FROM decision_pairs WHERE record IS NOT NULL GROUP BY source ORDER BY source"""
+    )
+    store.execute("DELETE FROM decisions WHERE rowid IN (SELECT told FROM decision_pairs)")
+    store.execute("DROP TABLE decision_pairs")
+    return removed

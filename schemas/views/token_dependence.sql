@@ -1,0 +1,79 @@
+-- token_dependence: whether first tokens follow the length of the prompt, and streams and totals the
+-- length of the answer.
+--
+-- Rank correlation (Spearman) over the counted requests; each value is taken relative to the typical
+-- one of its model, so that two models in one run do not make a correlation. None below 10 pairs:
+-- so few points show one by chance. A correlation is no cause.
+--
+-- grain:   one row per (deployment, measure) with at least 10 pairs
+-- needs:   request_marks
+-- columns:
+--   deployment  VARCHAR       deployment
+--   measure     VARCHAR       ttft, tpot or e2e
+--   tokens      VARCHAR       what it is held against: input (prompt tokens not found in a cache) or output
+--   pairs       BIGINT        requests behind it (a sample of about 10000 where there are more)
+--   rho         DOUBLE     1  rank correlation; NULL when either side is constant
+--   rho_low     DOUBLE     1  95 % interval, lower end
+--   rho_high    DOUBLE     1  upper end
+--   slope_ms    DOUBLE     ms  least squares: milliseconds for each 1000 tokens more; NULL with several models
+--   follows     BOOLEAN       rho >= 0.5 and surely above 0.3; false when surely below 0.5 or with one length only; NULL cannot tell
+WITH marked_request AS (
+  SELECT deployment, request, model, ttft_ms, tpot_ms, e2e_ms, uncached_tokens, output_tokens,
+    coalesce(ttft_typical_ms, 1) AS ttft_scale_ms, coalesce(tpot_typical_ms, 1) AS tpot_scale_ms
+  FROM request_marks()
+  WHERE counted
+),
+pair AS (
+  SELECT deployment, request, model, 'ttft' AS measure, 'input' AS tokens, ttft_ms AS value_ms,
+    ttft_ms / nullif(ttft_scale_ms, 0) AS scaled, uncached_tokens AS length
+  FROM marked_request
+  WHERE ttft_ms IS NOT NULL AND uncached_tokens IS NOT NULL
+  UNION ALL
+  SELECT deployment, request, model, 'tpot', 'output', tpot_ms,
+    tpot_ms / nullif(tpot_scale_ms, 0), output_tokens
+  FROM marked_request
+  -- the mean over a handful of gaps is not a stream's pace
+  WHERE tpot_ms IS NOT NULL AND output_tokens >= 5
+  UNION ALL
+  SELECT deployment, request, model, 'e2e', 'output', e2e_ms,
+    e2e_ms / nullif(tpot_scale_ms, 0), output_tokens
+  FROM marked_request
+  WHERE e2e_ms IS NOT NULL AND output_tokens IS NOT NULL
+),
+sampled_pair AS (
+  -- ranks of ten thousand requests say what those of millions would
+  SELECT p.*
+  FROM pair AS p
+  JOIN (SELECT deployment, measure, count(*) AS n FROM pair GROUP BY deployment, measure) AS d
+    ON d.deployment IS NOT DISTINCT FROM p.deployment AND d.measure = p.measure
+  WHERE d.n >= 10 AND hash(p.request) % greatest(1, d.n // 10000)::UBIGINT = 0
+),
+ranked_pair AS (
+  SELECT *,
+    rank() OVER (PARTITION BY deployment, measure ORDER BY scaled)
+      + (count(*) OVER (PARTITION BY deployment, measure, scaled) - 1) / 2 AS value_rank,
+    rank() OVER (PARTITION BY deployment, measure ORDER BY length)
+      + (count(*) OVER (PARTITION BY deployment, measure, length) - 1) / 2 AS length_rank
+  FROM sampled_pair
+),
+correlated AS (
+  SELECT deployment, measure, any_value(tokens) AS tokens, count(*) AS pairs,
+    CASE WHEN stddev_pop(value_rank) > 0 AND stddev_pop(length_rank) > 0
+      THEN corr(value_rank, length_rank) END AS rho,
+    stddev_pop(length) = 0 AND stddev_pop(scaled) > 0 AS one_length,
+    CASE WHEN stddev_pop(length) > 0 AND count(DISTINCT model) < 2
+      THEN 1000 * regr_slope(value_ms, length) END AS slope_ms
+  FROM ranked_pair
+  GROUP BY deployment, measure
+),
+bounded AS (
+  -- Fisher's z with the variance of Bonett and Wright (2000) for rank correlations
+  SELECT *, atanh(greatest(-0.999999, least(0.999999, rho))) AS z,
+    1.96 * sqrt((1 + rho * rho / 2) / (pairs - 3)) AS z_half_width
+  FROM correlated
+)
+SELECT deployment, measure, tokens, pairs, rho, tanh(z - z_half_width) AS rho_low,
+  tanh(z + z_half_width) AS rho_high, slope_ms,
+  CASE WHEN rho >= 0.5 AND tanh(z - z_half_width) > 0.3 THEN true
+    WHEN one_length OR tanh(z + z_half_width) < 0.5 THEN false END AS follows
+FROM bounded

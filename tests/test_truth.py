@@ -1,0 +1,609 @@
+"""Dumps whose truth is known, through the whole pipeline: what it says must be what happened."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from truth_otlp import CLIENT, INTERNAL, MS, S, SERVER, T0, Span, span_id, trace_id, uuid, write
+from truth_vllm import Engine, Log, Request, load, resource, scrape, v0_span, v1_span
+
+from pdtrace.api import Trace
+from pdtrace.diagnose import Diagnosis
+
+
+class Seen:
+    """What pdtrace made of a dump."""
+
+    def __init__(self, *paths: Path) -> None:
+        self.trace = Trace.read(paths)
+        self.requests = self.trace.requests()
+        self.diagnosis: Diagnosis = self.trace.diagnose()
+
+    def sql(self, query: str) -> pl.DataFrame:
+        return self.trace.store.sql(query)
+
+    @property
+    def only(self) -> Any:
+        assert len(self.diagnosis.deployments) == 1, [d.name for d in self.diagnosis.deployments]
+        return self.diagnosis.deployments[0]
+
+    def latency(self, metric: str = "ttft_ms", observer: str | None = None) -> Any:
+        rows = [r for r in self.only.latency if r["metric"] == metric]
+        if observer is None:
+            return next((r for r in rows if r["headline"]), None)
+        return next((r for r in rows if r["observer"] == observer), None)
+
+    def phase(self, detail: str) -> dict[str, float]:
+        """ms per request in this detail."""
+        rows = self.sql(
+            f"""SELECT request, sum(end_ns - start_ns)::DOUBLE / 1e6 AS ms FROM phases
+                WHERE detail = '{detail}' GROUP BY request"""
+        )
+        return dict(rows.iter_rows())
+
+    def finding(self, name: str) -> Any:
+        return next((f for f in self.only.findings if f.id == name), None)
+
+    def warnings(self) -> set[str]:
+        return {
+            f.id for d in self.diagnosis.deployments for f in d.findings if f.severity != "info"
+        }
+
+
+def exact(seen: Seen) -> None:
+    """Phases partition every window in integer nanoseconds; every record is accounted for."""
+    wrong = seen.sql(
+        """SELECT * FROM (SELECT r.request, r.end_ns - r.start_ns AS w, sum(p.end_ns - p.start_ns) AS s
+           FROM requests r LEFT JOIN phases p USING (request) WHERE r.end_ns > r.start_ns GROUP BY ALL)
+           WHERE s IS DISTINCT FROM w"""
+    )
+    assert not wrong.height, wrong
+    unbalanced = seen.sql("FROM sources WHERE used AND rows_read <> rows_kept + rows_skipped")
+    assert not unbalanced.height, unbalanced
+
+
+def external(request_id: str) -> str:
+    base = request_id.removeprefix("chatcmpl-").removeprefix("cmpl-")
+    return base.removesuffix("-0") if request_id.startswith("cmpl-") else base
+
+
+def agrees(
+    seen: Seen,
+    truth: Sequence[Request],
+    found: dict[str, float],
+    value: Callable[[Request], float],
+    tolerance_ms: float,
+) -> None:
+    """Each request of the truth has this value in ms, within the tolerance; none is missing."""
+    names = dict(seen.requests.select("external_id", "request").iter_rows())
+    off = {}
+    for r in truth:
+        got = found.get(names[external(r.id)], 0.0)
+        if got is None or abs(got - value(r)) > tolerance_ms:
+            off[r.id] = (got, value(r))
+    assert not off, (len(off), len(truth), dict(list(off.items())[:5]))
+
+
+def column(seen: Seen, name: str) -> dict[str, float]:
+    return dict(seen.requests.select("request", name).iter_rows())
+
+
+# 1. vLLM V1, one server
+
+
+def single_server(folder: Path, era: str) -> tuple[Engine, list[Request]]:
+    """Chat and completions, two prompts in one call, n = 2, and long prompts that interfere."""
+    requests = load(60, T0, prompt=lambda d: d.randint(40, 120), output=lambda d: d.randint(40, 80))
+    for i, r in enumerate(requests):
+        if i % 3 == 0:
+            r.id = f"chatcmpl-{uuid(i).replace('-', '')}"
+        if i % 10 == 9:
+            r.prompt = 4000
+    requests += [Request("cmpl-batch-0", T0 + S, 50, 30), Request("cmpl-batch-1", T0 + S, 70, 30)]
+    requests[-1].trace = requests[-2].trace
+    twin = [Request("chatcmpl-twin", T0 + 2 * S, 60, 40, span=f"{i:016x}") for i in (1, 2)]
+    requests += twin
+    engine = Engine()
+    engine.run(requests)
+    res = resource("vllm-a")
+    write(folder / "traces.jsonl", [v1_span(r, res) for r in requests])
+    log = Log(core="EngineCore" if era == "0.32" else "EngineCore_DP0")
+    log.started(T0 - 60 * S)
+    for r in requests:
+        if r is not twin[1]:
+            log.request(r, n=2 if r is twin[0] else 1)
+    log.steps(engine.steps, era)
+    log.write(folder / "server.log")
+    times = [T0 + i * S for i in range(12)]
+    rows = {"vllm:num_requests_running": 3.0, "vllm:num_requests_waiting": 0.0}
+    label = '{engine="0",model_name="m"}'
+    text = scrape(times, lambda _: {k + label: v for k, v in rows.items()})
+    (folder / "metrics.prom").write_text(text)
+    return engine, requests
+
+
+@pytest.mark.parametrize("era", ["0.18", "0.32"])
+def test_one_v1_server_gives_back_its_truth(tmp_path: Path, era: str) -> None:
+    engine, requests = single_server(tmp_path, era)
+    seen = Seen(tmp_path)
+    exact(seen)
+    truth = [r for r in requests if r.id != "chatcmpl-twin"]
+    assert seen.only.mode == "aggregated"
+    assert seen.only.requests["count"] == len(truth) + 1
+    assert seen.only.requests["completed"] == len(truth) + 1
+    twin = seen.requests.filter(pl.col("external_id") == "twin").row(0, named=True)
+    assert (twin["streams"], twin["output_tokens"]) == (2, 80)
+    assert seen.requests.filter(pl.col("external_id").is_in(["batch", "batch-1"])).height == 2
+    agrees(seen, truth, column(seen, "ttft_ms"), lambda r: r.ttft_ms, 0.01)
+    agrees(seen, truth, column(seen, "e2e_ms"), lambda r: r.e2e_ms, 0.01)
+    ipc = engine.ipc_ms + 0.01
+    agrees(seen, truth, seen.phase("prefill_wall"), lambda r: (r.first - r.scheduled) / MS, ipc)
+    agrees(seen, truth, seen.phase("prefill_queue"), lambda r: (r.scheduled - r.queued) / MS, ipc)
+    agrees(seen, truth, seen.phase("before_queue"), lambda r: (r.queued - r.arrival) / MS, ipc)
+    agrees(seen, truth, seen.phase("decode_wall"), lambda r: (r.last - r.first) / MS, ipc)
+    steps = seen.sql("SELECT count(*) AS n, count(DISTINCT worker) AS w FROM steps").row(0)
+    assert steps == (len(engine.steps), 1)
+    assert seen.sql("SELECT worker FROM legs UNION SELECT worker FROM steps").height == 1
+    found = seen.finding("prefill_interference")
+    assert found.level == "A"
+    assert found.value == pytest.approx(engine.lost_s, rel=0.02)
+
+
+# 2. vLLM V0
+
+
+def test_v0_queue_counts_from_arrival_and_nothing_twice(tmp_path: Path) -> None:
+    requests = load(30, T0, name=lambda i: f"chatcmpl-{uuid(i).replace('-', '')}")
+    Engine().run(requests)
+    res = {"service.name": "vllm-v0"}
+    write(tmp_path / "t.jsonl", [v0_span(r, res, detailed=i % 2 == 0) for i, r in enumerate(requests)])
+    seen = Seen(tmp_path)
+    exact(seen)
+    agrees(seen, requests, column(seen, "ttft_ms"), lambda r: r.ttft_ms, 0.01)
+    agrees(seen, requests, seen.phase("prefill_queue"), lambda r: (r.scheduled - r.arrival) / MS, 0.01)
+    agrees(seen, requests, seen.phase("prefill_wall"), lambda r: (r.first_seen - r.scheduled) / MS, 0.01)
+    agrees(seen, requests, seen.phase("decode_wall"), lambda r: (r.last_seen - r.first_seen) / MS, 0.01)
+    assert not seen.phase("before_queue")
+    assert not seen.phase("unattributed")
+    assert seen.only.mode == "aggregated"
+
+
+# 3. P/D behind a toy proxy without spans of its own
+
+
+def pair(
+    n: int = 40,
+    *,
+    transfer_ms: float = 30.0,
+    concurrent: bool = False,
+    sync: bool = False,
+    name: Callable[[int], str] = lambda i: f"cmpl-{uuid('pd', i)}-0",
+    gap_ms: float = 3.0,
+    **load_args: Any,
+) -> tuple[list[Request], list[Request], Engine, Engine]:
+    """Prefill and decode legs of the same requests, and their engines."""
+    asked = load(n, T0, name=name, prompt=lambda d: d.randint(200, 900), **load_args)
+    prefill = [
+        Request(r.id, r.arrival, r.prompt, 1, max_tokens=1, trace=trace_id("p", r.id, r.arrival), span=span_id("p", r.id, r.arrival))
+        for r in asked
+    ]  # fmt: skip
+    p = Engine(seed=2)
+    p.run(prefill)
+    decode = []
+    for r, done in zip(asked, prefill, strict=True):
+        at = done.arrival + MS if concurrent else done.last_seen + int(gap_ms * MS)
+        leg = Request(r.id, at, r.prompt, r.output, trace=trace_id("d", r.id, at), span=span_id("d", r.id, at))
+        leg.cached = leg.prompt - (400 if sync else 0)
+        leg.ready = 0 if sync else max(done.last_seen, at) + int(transfer_ms * MS)
+        decode.append(leg)
+    d = Engine(seed=3, per_token_ms=0.05 if sync else 0.0)
+    d.run(decode)
+    return prefill, decode, p, d
+
+
+def pd_folder(
+    folder: Path, legs: tuple[list[Request], list[Request], Engine, Engine], connector: str | None, log: bool = True
+) -> None:
+    prefill, decode, p, d = legs
+    ids = {"p": uuid("engine", "p"), "d": uuid("engine", "d")}
+    for role, requests, engine, pid in (("p", prefill, p, 11_000), ("d", decode, d, 12_000)):
+        res = resource(f"vllm-{role}", pid=pid)
+        write(folder / f"{role}.traces.jsonl", [v1_span(r, res) for r in requests])
+        if log:
+            lines = Log(pid)
+            lines.started(T0 - 60 * S, connector=connector, engine_id=ids[role])
+            for r in requests:
+                lines.request(r)
+            lines.steps(engine.steps)
+            lines.write(folder / f"{role}.log")
+
+
+def wait_of_decode(seen: Seen, detail: str, legs: Sequence[Request], tolerance: float = 1.5) -> None:
+    agrees(seen, legs, seen.phase(detail), lambda r: (r.scheduled - r.queued) / MS, tolerance)
+
+
+def joined_pairs(seen: Seen, n: int) -> None:
+    assert seen.only.mode == "disaggregated"
+    assert seen.only.requests["count"] == n
+    roles = {w["role"] for w in seen.only.workers}
+    assert roles == {"prefill", "decode"}
+    halves = seen.requests.select("prefill_worker", "decode_worker").unique()
+    assert halves.height == 1
+    assert halves.row(0)[0] != halves.row(0)[1]
+
+
+@pytest.mark.parametrize(
+    ("connector", "log", "detail"),
+    [
+        ("NixlConnector", True, "kv_wait_upper_bound"),
+        (None, False, "kv_wait_upper_bound"),
+        ("ExampleConnector", True, "decode_queue"),
+        ("SomethingNewConnector", True, "kv_wait_upper_bound"),
+    ],
+)
+def test_toy_proxy_pairs_join_by_id_and_no_composite_is_the_headline(
+    tmp_path: Path, connector: str | None, log: bool, detail: str
+) -> None:
+    sync = connector == "ExampleConnector"
+    legs = pair(sync=sync)
+    pd_folder(tmp_path, legs, connector, log)
+    seen = Seen(tmp_path)
+    exact(seen)
+    joined_pairs(seen, 40)
+    prefill, decode, _, _ = legs
+    if sync:
+        wait_of_decode(seen, "decode_queue", decode)
+        load_ms = {r.id: (r.first - r.scheduled) / MS for r in decode}
+        agrees(seen, decode, seen.phase("kv_wait_upper_bound"), lambda r: load_ms[r.id], 1.5)
+    elif connector == "NixlConnector":
+        wait_of_decode(seen, detail, decode)
+    else:  # unknown connector: queue and first step may both hold the transfer
+        agrees(seen, decode, seen.phase(detail), lambda r: (r.first - r.queued) / MS, 1.5)
+    agrees(seen, prefill, seen.phase("prefill_queue"), lambda r: (r.scheduled - r.queued) / MS, 1.5)
+    assert not {"engine_queue"} & seen.warnings()
+    assert seen.sql("SELECT headline_observer FROM deployments").item() is None
+    assert seen.requests["ttft_ms"].null_count() == 40
+    assert seen.latency() is None
+    assert "no TTFT to tell" in seen.only.verdict
+    missing = next(line for line in seen.diagnosis.unknown if "times to first token" in line)
+    assert "router or proxy" in missing
+    interference = seen.finding("prefill_interference")
+    decoder = seen.requests["decode_worker"][0]
+    assert sync or interference is None or decoder not in interference.workers
+
+
+def test_mooncake_decode_queue_holds_the_prefill_and_counts_it_once(tmp_path: Path) -> None:
+    legs = pair(concurrent=True, gap_ms=1)
+    pd_folder(tmp_path, legs, "MooncakeConnector")
+    seen = Seen(tmp_path)
+    exact(seen)
+    joined_pairs(seen, 40)
+    prefill, decode, _, _ = legs
+    # D's wait covers P's queue and prefill: those keep their names, the rest is the wait.
+    agrees(seen, prefill, seen.phase("prefill_wall"), lambda r: (r.first - r.scheduled) / MS, 1.5)
+    by_p = {r.id: r for r in prefill}
+
+    def rest(r: Request) -> float:
+        p = by_p[r.id]
+        return (max(p.queued - r.queued, 0) + r.scheduled - p.first_seen) / MS
+
+    agrees(seen, decode, seen.phase("kv_wait_upper_bound"), rest, 2.5)
+    agrees(seen, decode, column(seen, "ttft_ms"), lambda r: r.ttft_ms, 0.01)
+    assert seen.sql("SELECT headline_observer FROM deployments").item() == "engine"
+
+
+# 4. routers
+
+
+ROUTER = {"service.name": "vllm-router", "service.version": "0.1.17", "service.instance.id": uuid("router")}
+
+
+def pd_name(i: int) -> str:
+    hexes = uuid("pd-router", i).replace("-", "")
+    return f"cmpl-___prefill_addr_10.0.0.1:8100___decode_addr_10.0.0.2:8200_{hexes}-0"
+
+
+def hop(
+    r: Request, phase: str, start: int, end: int, address: str, parent: str, code: int = 200, key: object = ""
+) -> Span:
+    host, port = address.split(":")
+    attributes = {
+        "http.request.method": "POST", "url.full": f"http://{address}/v1/completions",
+        "server.address": host, "server.port": int(port), "http.response.status_code": code,
+        "vllm.request_phase": phase, "busy_ns": "1000", "idle_ns": "2000",
+    }  # fmt: skip
+    return Span(
+        ROUTER, "vllm-router", "POST /v1/completions", r.trace, span_id("hop", phase, r.id, r.arrival, key),
+        start, end, parent, CLIENT, attributes, error=code >= 400,
+    )  # fmt: skip
+
+
+def routed(r: Request, start: int, end: int, code: int = 200) -> Span:
+    attributes = {
+        "http.request.method": "POST", "http.route": "/v1/completions", "url.path": "/v1/completions",
+        "http.response.status_code": code, "request_id": f"cmpl-client{r.arrival}", "latency_ms": 3.0,
+        **({"error": "prefill failed"} if code >= 400 else {}),
+    }  # fmt: skip
+    return Span(
+        ROUTER, "vllm-router", "POST /v1/completions", r.trace, span_id("srv", r.id, r.arrival),
+        start, end, None, SERVER, attributes, error=code >= 500,
+    )  # fmt: skip
+
+
+def rust_pd(legs: tuple[list[Request], list[Request], Engine, Engine], skew_ns: int = 0) -> list[Span]:
+    """Router, P and D spans of each request; every third call ends seconds late."""
+    prefill, decode, _, _ = legs
+    spans = []
+    for i, (p, d) in enumerate(zip(prefill, decode, strict=True)):
+        p.trace = d.trace = trace_id("router", p.id, p.arrival)
+        server = routed(p, p.arrival - 3 * MS, d.last_seen + 2 * MS)
+        late = (2 + i % 7) * S if i % 3 == 0 else MS
+        first = hop(p, "prefill", p.arrival - MS, p.last_seen + late, "10.0.0.1:8100", server.span)
+        second = hop(d, "decode", d.arrival - MS, d.last_seen + late, "10.0.0.2:8200", server.span)
+        spans += [server, first, second]
+        p.parent, d.parent = first.span, second.span
+        spans.append(v1_span(p, resource("vllm-p", pid=11_000)))
+        spans.append(v1_span(d, resource("vllm-d", pid=12_000), skew_ns=skew_ns))
+        if i == 5:  # a first try on P that failed before the engine saw it
+            spans.append(hop(p, "prefill", p.arrival - 2 * MS, p.arrival - MS, "10.0.0.1:8100", server.span, 503, "a"))
+    return spans
+
+
+def test_rust_router_joins_pairs_and_late_calls_distort_nothing(tmp_path: Path) -> None:
+    legs = pair(name=pd_name)
+    spans = rust_pd(legs)
+    dead = Request(pd_name(99), T0 + S, 100, 10, trace=trace_id("dead"))
+    server = routed(dead, T0 + S, T0 + S + 40 * MS, 502)
+    failed = hop(dead, "prefill", T0 + S + MS, T0 + S + 39 * MS, "10.0.0.1:8100", server.span, 500)
+    write(tmp_path / "all.jsonl", [*spans, server, failed])
+    seen = Seen(tmp_path)
+    exact(seen)
+    prefill, decode, _, _ = legs
+    assert seen.only.requests["count"] == 41
+    assert seen.only.requests["failed"] == 1
+    assert seen.only.requests["completed"] == 40
+    assert seen.only.mode == "disaggregated"
+    done = seen.requests.filter(pl.col("outcome") == "completed")
+    assert done["attempts"].sort().to_list() == [1] * 39 + [2]
+    assert done.select("prefill_worker", "decode_worker").unique().height == 1
+    by_trace = dict(seen.requests.select("trace_id", "request").iter_rows())
+    windows = dict(seen.requests.select("request", pl.col("end_ns") - pl.col("start_ns")).iter_rows())
+    bridge, wait = seen.phase("bridge_wait"), seen.phase("kv_wait_upper_bound")
+    for p, d in zip(prefill, decode, strict=True):
+        name = by_trace[p.trace]
+        assert windows[name] == d.last_seen + 2 * MS - (p.arrival - 3 * MS)
+        assert bridge[name] == pytest.approx((d.arrival - MS - p.last_seen) / MS, abs=0.3)
+        assert wait[name] == pytest.approx((d.first - d.queued) / MS, abs=1.5)
+    assert seen.sql("SELECT headline_observer FROM deployments").item() is None
+    assert not {"clock_skew", "unattributed_time"} & seen.warnings()
+
+
+def stack_spans(r: Request, url: str) -> list[Span]:
+    res = {"service.name": "vllm-router"}
+    server, call = span_id("s", r.id), span_id("c", r.id)
+    r.parent = call
+    common = {"vllm.request_id": r.id.removeprefix("chatcmpl-"), "vllm.model": "m"}
+    return [
+        Span(res, "vllm_router.services", "router /v1/chat/completions", r.trace, server, r.arrival - 4 * MS,
+             r.last_seen + 3 * MS, None, SERVER, {"http.method": "POST", "http.target": "/v1/chat/completions", "http.status_code": 200, **common}),
+        Span(res, "vllm_router.services", "process_request", r.trace, call, r.arrival - 2 * MS, r.last_seen + 2 * MS, server, CLIENT,
+             {"vllm.backend_url": url, "vllm.routing_logic": "roundrobin", "vllm.is_streaming": True, **common}),
+    ]  # fmt: skip
+
+
+def two_workers(
+    folder: Path, router: Callable[[Request, str], list[Span]]
+) -> dict[str, tuple[Engine, list[Request]]]:
+    """Three quarters of the requests on worker a; worker b has long prompts besides."""
+    asked = load(80, T0, rate=12, name=lambda i: f"chatcmpl-{uuid('two', i)}", prompt=lambda d: d.randint(30, 60))
+    parts = {"a": [r for i, r in enumerate(asked) if i % 4], "b": [r for i, r in enumerate(asked) if not i % 4]}
+    for r in parts["b"][::2]:
+        r.prompt = 6000
+    found, spans = {}, []
+    for name, requests in parts.items():
+        engine = Engine(seed=ord(name), per_token_ms=0.05 if name == "b" else 0.0005)
+        engine.run(requests)
+        pid = 21_000 + ord(name)
+        url = f"http://worker-{name}:8000"
+        spans += [s for r in requests for s in router(r, url)]
+        spans += [v1_span(r, resource("vllm", key=name, pid=pid)) for r in requests]
+        log = Log(pid)
+        log.started(T0 - 60 * S)
+        log.steps(engine.steps)
+        log.write(folder / f"{name}.log")
+        found[name] = (engine, requests)
+    write(folder / "traces.jsonl", spans)
+    return found
+
+
+def test_production_stack_router_two_workers_imbalance_and_interference_on_one(tmp_path: Path) -> None:
+    truth = two_workers(tmp_path, stack_spans)
+    seen = Seen(tmp_path)
+    exact(seen)
+    assert seen.only.mode == "aggregated"
+    assert seen.only.requests["count"] == 80
+    requests = [r for _, part in truth.values() for r in part]
+    assert seen.sql("SELECT headline_observer FROM deployments").item() == "engine"
+    agrees(seen, requests, column(seen, "ttft_ms"), lambda r: r.ttft_ms, 0.01)
+    worker = dict(seen.requests.select("external_id", "decode_worker").iter_rows())
+    names = {k: {worker[external(r.id)] for r in part} for k, (_, part) in truth.items()}
+    assert all(len(n) == 1 for n in names.values())
+    assert names["a"] != names["b"]
+    found = seen.finding("prefill_interference")
+    assert found.value == pytest.approx(sum(e.lost_s for e, _ in truth.values()), rel=0.02)
+    assert list(found.workers) == list(names["b"])
+    # Three of four requests on a, nearly all tokens on b.
+    uneven = seen.finding("worker_imbalance")
+    tokens = {k: sum(r.prompt + r.output for r in part) for k, (_, part) in truth.items()}
+    assert uneven.value == pytest.approx(2 * tokens["b"] / sum(tokens.values()), rel=0.03)
+    assert uneven.workers[:1] == tuple(names["b"])
+    decided = seen.sql("SELECT worker, count(*) AS n FROM decisions GROUP BY worker ORDER BY n")
+    assert decided["n"].to_list() == [20, 60]
+    assert set(decided["worker"]) == names["a"] | names["b"]
+
+
+# 6. the same seeded load twice
+
+
+def seeded_run(folder: Path, start: int, key: str, name: str, seeded: bool) -> list[Request]:
+    """A run of a seeded client; with `seeded` the server's span ids repeat as well."""
+    requests = load(30, start, name=lambda i: f"cmpl-bench-{i}-0")
+    for i, r in enumerate(requests):
+        r.trace, r.span = trace_id("seeded", i), span_id("seeded", "" if seeded else (key, name), i)
+        r.parent = span_id("client", i)
+    Engine().run(requests)
+    write(folder / f"{name}.jsonl", [v1_span(r, resource("vllm", key=key)) for r in requests])
+    return requests
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("same_server", [True, False])
+@pytest.mark.parametrize(("later_s", "seeded"), [(3600, False), (3600, True), (20, True)])
+def test_two_seeded_runs_are_never_merged(
+    tmp_path: Path, together: bool, same_server: bool, later_s: int, seeded: bool
+) -> None:
+    folders = [tmp_path / "x", tmp_path / ("x" if together else "y")]
+    runs = [
+        seeded_run(folder, T0 + n * later_s * S, "one" if same_server else str(n), f"run{n}", seeded)
+        for n, folder in enumerate(folders)
+    ]
+    seen = Seen(tmp_path)
+    exact(seen)
+    assert seen.requests.height == 60
+    assert len(seen.diagnosis.deployments) == (1 if same_server else 2)
+    truth = sorted(r.ttft_ms for run in runs for r in run)
+    assert seen.requests["ttft_ms"].sort().to_list() == pytest.approx(truth, abs=0.01)
+    assert seen.requests["streams"].unique().to_list() == [1]
+
+
+# 7. an agent
+
+
+@pytest.mark.parametrize("hops", [True, False])
+def test_an_agents_calls_are_requests_each(tmp_path: Path, hops: bool) -> None:
+    spans = []
+    agent = {"service.name": "agent", "service.instance.id": uuid("agent")}
+    requests = []
+    for session in range(6):
+        trace, root = trace_id("agent", session), span_id("agent", session)
+        at = T0 + session * S
+        for call in range(5):
+            r = Request(f"chatcmpl-{uuid(session, call).replace('-', '')}", at, 300 + 100 * call, 20, trace=trace, parent=root)
+            Engine(seed=call).run([r])
+            if hops:
+                r.parent = span_id("post", session, call)
+                spans.append(
+                    Span(agent, "opentelemetry.instrumentation.httpx", "POST", trace, r.parent, at - MS, r.last_seen + MS,
+                         root, CLIENT, {"http.request.method": "POST", "url.full": "http://w:8000/v1/chat/completions"})
+                )  # fmt: skip
+            requests.append(r)
+            spans.append(v1_span(r, resource("vllm")))
+            at = r.last_seen + 50 * MS
+        spans.append(Span(agent, "my.agent", "invoke_agent planner", trace, root, T0 + session * S - 2 * MS, at, None, INTERNAL,
+                          {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "planner"}))  # fmt: skip
+    write(tmp_path / "t.jsonl", spans)
+    seen = Seen(tmp_path)
+    exact(seen)
+    assert seen.requests.height == 30
+    agrees(seen, requests, column(seen, "ttft_ms"), lambda r: r.ttft_ms, 0.01)
+    assert seen.only.mode == "aggregated"
+
+
+# 8. clocks
+
+
+def test_a_decode_host_ahead_is_found_and_taken_out(tmp_path: Path) -> None:
+    legs = pair(name=pd_name)
+    spans = rust_pd(legs, skew_ns=200 * MS)
+    # Calls that end with their server bound the offset from below, too.
+    ends = {s.span: s.end for s in spans if s.scope != "vllm-router"}
+    below = {s.parent: ends[s.span] for s in spans if s.scope != "vllm-router"}
+    for s in spans:
+        if s.kind == CLIENT and s.span in below:
+            skew = 200 * MS if s.attributes["vllm.request_phase"] == "decode" else 0
+            s.end = below[s.span] - skew + MS
+    write(tmp_path / "all.jsonl", spans)
+    seen = Seen(tmp_path)
+    exact(seen)
+    clock = seen.sql("SELECT * FROM clocks WHERE offset_ns > 50e6").row(0, named=True)
+    assert abs(clock["offset_ns"] - 200 * MS) <= clock["half_width_ns"] + MS
+    assert seen.finding("clock_skew") is not None
+    by_trace = dict(seen.requests.select("trace_id", "request").iter_rows())
+    wait, decode = seen.phase("kv_wait_upper_bound"), seen.phase("decode_wall")
+    for d in legs[1]:
+        assert wait[by_trace[d.trace]] == pytest.approx((d.first - d.queued) / MS, abs=3)
+        assert decode[by_trace[d.trace]] == pytest.approx((d.last - d.first) / MS, abs=3)
+
+
+def test_a_skewed_decode_host_without_hops_gives_no_wrong_latency(tmp_path: Path) -> None:
+    """Separate root traces: nothing bounds the offset. Negative or not, no TTFT may be claimed."""
+    prefill, decode, _, _ = pair()
+    for name, skew in (("ahead", 200), ("behind", -200)):
+        folder = tmp_path / name
+        write(folder / "p.jsonl", [v1_span(r, resource("vllm-p", key=name)) for r in prefill])
+        write(folder / "d.jsonl", [v1_span(r, resource("vllm-d", key=name), skew_ns=skew * MS) for r in decode])
+        seen = Seen(folder)
+        exact(seen)
+        joined_pairs(seen, 40)
+        assert seen.sql("SELECT headline_observer FROM deployments").item() is None
+        assert seen.requests["ttft_ms"].null_count() == 40
+        said = " ".join([*seen.diagnosis.unknown, *seen.diagnosis.not_supported])
+        assert "clock" in said
+
+
+def bench_file(path: Path, requests: Sequence[Request], origin: int, prefix: str, date: str) -> None:
+    import json
+
+    rows = sorted(requests, key=lambda r: int(r.id.split("-")[-2]))
+    first = [(r.first_seen - r.arrival + 2 * MS) / S for r in rows]
+    value = {
+        "date": date, "backend": "vllm", "endpoint_type": "vllm", "model_id": "m", "tokenizer_id": "m",
+        "num_prompts": len(rows), "request_rate": 10.0, "burstiness": 1.0, "max_concurrency": None,
+        "duration": (max(r.last_seen for r in rows) - origin) / S, "completed": len(rows),
+        "request_id_prefix": prefix,
+        "input_lens": [r.prompt for r in rows], "output_lens": [r.output for r in rows],
+        "ttfts": first, "errors": [""] * len(rows),
+        "itls": [[(r.last_seen - r.first_seen) / S / (r.output - 1)] * (r.output - 1) for r in rows],
+        "start_times": [5000.0 + (r.arrival - MS - origin) / S for r in rows],
+    }  # fmt: skip
+    path.write_text(json.dumps(value))
+
+
+def test_bench_on_perf_counter_finds_its_requests(tmp_path: Path) -> None:
+    requests = load(40, T0, name=lambda i: f"cmpl-bench-ab12cd34-{i}-0")
+    Engine().run(requests)
+    write(tmp_path / "t.jsonl", [v1_span(r, resource("vllm")) for r in requests])
+    bench_file(tmp_path / "bench.json", requests, T0, "bench-ab12cd34-", "20231114-221326")
+    seen = Seen(tmp_path)
+    exact(seen)
+    assert seen.only.requests["count"] == 40
+    assert seen.sql("SELECT headline_observer FROM deployments").item() == "client"
+    agrees(seen, requests, column(seen, "ttft_ms"), lambda r: r.ttft_ms + 2, 0.01)
+    clock = seen.sql("SELECT * FROM clocks").row(0, named=True)
+    assert clock["pairs"] == 40
+    assert clock["residual_p95_ns"] < MS
+
+
+def test_a_log_in_another_zone_gives_no_latency_of_nine_hours(tmp_path: Path) -> None:
+    requests = load(30, T0)
+    engine = Engine()
+    engine.run(requests)
+    write(tmp_path / "t.jsonl", [v1_span(r, resource("vllm")) for r in requests])
+    log = Log(zone_h=9)
+    log.started(T0 - 60 * S)
+    for r in requests:
+        log.request(r)
+    log.steps(engine.steps)
+    log.write(tmp_path / "server.log", mtime=T0 + 60 * S)
+    seen = Seen(tmp_path)
+    exact(seen)
+    assert seen.requests.height == 30, seen.requests.select("request", "start_ns", "outcome")
+    agrees(seen, requests, column(seen, "ttft_ms"), lambda r: r.ttft_ms, 0.01)
+    assert (seen.requests["end_ns"] - seen.requests["start_ns"]).max() < 60 * S
+    said = dict(seen.only.conditions)["log_time_zone"]
+    assert "+9" in said or "+09" in said, said

@@ -17,7 +17,7 @@ import pyarrow.json as pj
 from ._common import CUT_OFF, NOT_AN_OBJECT, NOT_JSON
 from ._otlp_values import finite, json_text, plain, whole
 
-BLOCK_BYTES = 16 << 20
+BLOCK_BYTES = 8 << 20
 NOT_OTLP = "JSON, but no OTLP export request"
 
 # ---- the fast way: pyarrow.json ------------------------------------------------------------------

@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 # Unit words of headers and cells -> the unit; durations only.
 DURATION_UNITS = {
@@ -106,7 +107,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ),
     (
         "ttft",
-        r"(?:zeit|latenz|dauer)_bis(?:_zum)?_ersten?_(?:token|chunk)|erste[rs]?_token(?:_(?:zeit|latenz))?|最初のトークン(?:まで(?:の時間)?)?|初回トークン(?:時間|遅延|レイテンシ)?|(?:temps|délai)_(?:jusqu_au|avant_le|du)_premier_(?:token|jeton)|tiempo_(?:hasta_el|al)_primer_token",
+        r"(?:zeit|latenz|dauer)_bis(?:_zum)?_erste[nsrm]?_(?:token|chunk)|erste[rsn]?_token(?:_(?:zeit|latenz))?|最初のトークン(?:まで(?:の時間)?)?|初回トークン(?:時間|遅延|レイテンシ)?|(?:temps|délai)_(?:jusqu_au|avant_le|du)_premier_(?:token|jeton)|tiempo_(?:hasta_el|al)_primer_token",
     ),
     (
         "itl",
@@ -194,7 +195,13 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("request_id", r"id|request|req|요청|请求|anfrage|リクエスト|requête|solicitud|petición"),
     ("row_id", r"index|idx|row|no|number|nr|번호|순번|序号|编号"),
 )
-_COMPILED = tuple((meaning, re.compile(rule)) for meaning, rule in _RULES)
+
+
+@cache
+def _rules() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """The rules, compiled when the first table asks: most runs read none."""
+    return tuple((meaning, re.compile(rule)) for meaning, rule in _RULES)
+
 
 # Parents of nested JSON keys whose members mean the same as at the top level.
 _OPEN_PARENTS = re.compile(
@@ -310,7 +317,7 @@ def _split_unit(key: str) -> tuple[str, str | None]:
 
 
 def _lookup(key: str) -> tuple[str, int] | None:
-    for rank, (meaning, rule) in enumerate(_COMPILED):
+    for rank, (meaning, rule) in enumerate(_rules()):
         if rule.fullmatch(key):
             return meaning, rank
     return None

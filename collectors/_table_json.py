@@ -11,7 +11,6 @@ from typing import Any
 import orjson
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pdtrace.model import Sink, Source
 
@@ -187,6 +186,8 @@ def _loads(text: str) -> Any:
 
 
 def parquet_batches(source: Source, out: Sink) -> Iterator[tuple[pl.Series, pl.DataFrame]]:
+    import pyarrow.parquet as pq  # 70 ms that other files need not pay
+
     with source.open() as stream:
         file = pq.ParquetFile(io.BytesIO(stream.read()))
     if not is_request_table(file.schema_arrow.names):

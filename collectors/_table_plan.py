@@ -62,10 +62,10 @@ class Plan:
         return next((rule.wall for rule in self.rules.values()), None)
 
 
-def make_plan(frame: pl.DataFrame) -> Plan:
-    """Decide on the first rows what the table's columns are."""
+def make_plan(frame: pl.DataFrame, *, semicolons: bool = False) -> Plan:
+    """Decide on the first rows what the table's columns are; `semicolons` separate its cells."""
     plan = Plan(dialect=_dialect(frame.columns))
-    plan.commas = _commas(frame)
+    plan.commas = _commas(frame, semicolons)
     for column in understand_all(frame.columns):
         series = frame[column.name]
         if series.null_count() == len(series) and column.meaning not in _WORDS:
@@ -108,10 +108,15 @@ def _dialect(names: list[str]) -> str:
     return "mooncake" if "hash_ids" in lower and "input_length" in lower else ""
 
 
-def _commas(frame: pl.DataFrame) -> dict[str, bool]:
-    """Decimal commas column by column; a column that does not tell follows the others."""
+def _commas(frame: pl.DataFrame, semicolons: bool) -> dict[str, bool]:
+    """Decimal commas column by column; a column that does not tell follows the others.
+
+    Spreadsheets separate cells by semicolons where the comma is the decimal sign.
+    """
     found = {name: comma_is_decimal(frame[name].head(2000)) for name in frame.columns}
-    default = any(value is True for value in found.values())
+    default = any(value is True for value in found.values()) or (
+        semicolons and not any(value is False for value in found.values())
+    )
     return {name: default if value is None else value for name, value in found.items()}
 
 

@@ -36,8 +36,9 @@ MISSING = (
 _NUMBER = (
     r"^([+-]?[\d.,'’_ \x{a0}\x{202f}]*\d[.,]?(?:[eE][+-]?\d+)?)[ \x{a0}]*([^\d\s.,][^\d.,]*)?$"
 )
-_THOUSANDS_COMMA = r"^[+-]?\d{1,3}(,\d{3})+$"
-_THOUSANDS_POINT = r"^[+-]?\d{1,3}(\.\d{3})+$"
+# Nobody groups the digits of 0,247: a leading zero makes the comma a decimal one.
+_THOUSANDS_COMMA = r"^[+-]?[1-9]\d{0,2}(,\d{3})+$"
+_THOUSANDS_POINT = r"^[+-]?[1-9]\d{0,2}(\.\d{3})+$"
 _SCALES = {"k": 1e3, "m": 1e6}
 
 # Epoch units by magnitude of the number: instants between 1980 and 2100.
@@ -100,6 +101,12 @@ def numbers(
     unit = unit.str.replace_all("[µμ]", "u")
     if decimal_comma:
         if whole:
+            grouped = body.str.contains(_THOUSANDS_COMMA)
+            if body.str.ends_with(",000").all():  # three decimals, all of them zero
+                grouped = grouped & False
+            body = pl.select(
+                pl.when(grouped).then(body.str.replace_all(",", "", literal=True)).otherwise(body)
+            ).to_series()
             grouped = body.str.contains(_THOUSANDS_POINT)
             body = pl.select(
                 pl.when(grouped).then(body.str.replace_all(".", "", literal=True)).otherwise(body)

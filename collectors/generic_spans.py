@@ -47,7 +47,12 @@ def interpret(spans: pl.DataFrame, facts: pl.DataFrame, out: Sink) -> None:
     if not placed.height:
         return
     legs = placed.filter(pl.col("place").is_in(["request", "call", "hop"]))
-    phases = placed.filter(pl.col("detail").is_not_null() & pl.col("phase_leg").is_not_null())
+    # What carries another component's leg (a proxy's `prefill`, `decode`) is a container, no phase.
+    phases = placed.filter(
+        pl.col("detail").is_not_null()
+        & pl.col("phase_leg").is_not_null()
+        & pl.col("place").ne_missing("hop")
+    )
     for table, frame in (
         ("legs", _legs(legs)),
         ("intervals", _intervals(phases)),
@@ -194,7 +199,7 @@ def _transfers(phases: pl.DataFrame) -> pl.DataFrame:
 def _reported(legs: pl.DataFrame) -> pl.DataFrame:
     keys = dict.fromkeys(columns.LATENCIES)
     return pl.concat(
-        legs.filter(pl.col(key).is_not_null()).select(
+        legs.filter(pl.col(key) >= 0).select(  # TensorRT-LLM writes -1 for unknown
             "source",
             "leg",
             pl.lit(key).alias("quantity"),

@@ -17,8 +17,11 @@ if not (_here / "collectors").is_dir():
     __path__.append(str(_here.parent))
 
 
-def open(*paths: str) -> Trace:  # noqa: A001 -- the natural verb: pdtrace.open("logs/")
-    """Read files, folders or a .duckdb made by `pdtrace ingest`, and return the Trace over them."""
+def open(*paths: str | Path) -> Trace:  # noqa: A001 -- the natural verb: pdtrace.open("logs/")
+    """Read files, folders, globs or a .duckdb made by `pdtrace ingest`, and return the Trace over them.
+
+    Raises UnreadableInput or UnknownFormat (both PdtraceError, with a hint) when nothing can be read.
+    """
     from pdtrace.api import Trace
 
     return Trace.read(paths)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from pdtrace._identity_edges import STREAM_NS
+from pdtrace._identity_legs import weak
 
 COARSE_NS = 10**6  # instants coarser than this come from log lines
 OUTCOMES = {"completed": 0, "aborted": 1, "failed": 2}
@@ -52,6 +53,7 @@ def with_roles(legs: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
             return legs.with_columns(pl.lit(None, pl.String).alias("duty")), empty
         return legs.join(duty, on="row", how="left", maintain_order="left"), empty
     prefills = pl.col("plike").any().over("r", "worker") & pl.col("worker").is_not_null()
+    prefills = pl.when(_two_behind_one_name()).then("plike").otherwise(prefills)
     told = pl.col("role").is_in(["prefill", "decode"])
     judged = several.with_columns(
         pl.when(told)
@@ -72,6 +74,19 @@ def with_roles(legs: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     duty = pl.concat([judged.select("row", "duty"), alone])
     inferred = judged.filter(pl.col("role").is_null()).select("row", "duty")
     return legs.join(duty, on="row", how="left", maintain_order="left"), inferred
+
+
+def _two_behind_one_name() -> pl.Expr:
+    """Whether a name that several processes may bear did a prefill and, apart from it, a decode.
+
+    Streams of one answer (n > 1) have the same limit and start, whatever each of them made.
+    """
+    limit = pl.col("max_tokens")
+    alone = pl.col("plike") & (limit.is_null() | (limit == 1))
+    rest = (pl.col("output_tokens") > 1) & limit.ne_missing(1)
+    apart = (pl.col("lo").max() - pl.col("lo").min()).over("r", "worker") > STREAM_NS
+    both = alone.any().over("r", "worker") & rest.any().over("r", "worker")
+    return (weak() & both & apart).fill_null(value=False)
 
 
 def observed(legs: pl.DataFrame, observer: str) -> pl.DataFrame:
@@ -110,9 +125,14 @@ def _merged(rows: pl.DataFrame) -> pl.DataFrame:
     """The outermost leg of several, with its parallel streams and the attempts before it."""
     if rows.height == 0:
         return rows
+    # Where two records tell the same start, the finer one tells it.
+    grain = pl.col("resolution_ns").fill_null(1)
+    widest = grain.filter(~pl.col("coarse")).max().over("r")
+    inner = (pl.col("lo") - pl.col("lo").min().over("r") > widest).fill_null(value=True)
     ordered = rows.sort(
-        "r", "failed", pl.col("ttft").is_null(), "coarse", "lo", "leg", nulls_last=True
-    )
+        "r", "failed", pl.col("ttft").is_null(), "coarse", inner, grain, "lo", "leg",
+        nulls_last=True,
+    )  # fmt: skip
     first = {c: pl.col(c).first().over("r") for c in ("lo", "worker", "source", "coarse")}
     first_stream = pl.col("stream").first().over("r")
     beside = pl.when(pl.col("stream").is_null() & first_stream.is_null())
@@ -193,7 +213,9 @@ def _pair(rows: pl.DataFrame) -> pl.DataFrame:
     ).rename(lambda c: c if c == "r" else f"p_{c}")  # fmt: skip
     both = decode.join(p, on="r", how="inner")
     by_prefill = pl.col("p_first_token_delivered").fill_null(value=False)
-    by_decode = ~by_prefill & (pl.col("lo") <= pl.col("p_lo") + STREAM_NS).fill_null(value=False)
+    # Sent to both at once. An earlier start on D alone may be its host's clock: no proof.
+    together = ((pl.col("lo") - pl.col("p_lo")).abs() <= STREAM_NS).fill_null(value=False)
+    by_decode = ~by_prefill & together
     begin = pl.min_horizontal("lo", "p_lo")
     return both.with_columns(
         pl.when(by_prefill).then("p_ttft").when(by_decode).then("ttft").alias("ttft"),

@@ -5,18 +5,23 @@ from __future__ import annotations
 from pdtrace._words import Row, Words, phase, sentence
 from pdtrace.numbers import count, duration, plural, seconds, share
 
-PROMPT_ADVICE = "prefix caching or shorter contexts, before splitting prefill and decode"
+PROMPT_ADVICE = "prefix caching or shorter contexts before splitting prefill and decode"
 NOT_FASTER = "Taking the cause away makes streams steadier; that is not the same as faster."
 
 
 def slow_first_token(row: Row) -> Words:
     """First tokens that came late."""
-    limit = "the limit" if row["limit_given"] else "what is ordinary in this run"
     driver = None
     if row["prompt_driven"]:
         driver = f"It follows the prompt: {_prompt_strength(row)}."
     elif row["prompt_driven"] is False:
         driver = f"It does not follow the prompt length ({_prompt_strength(row)})."
+    elif row["prompt_rho"] is not None:
+        driver = f"No clear link to the prompt length ({_prompt_strength(row)})."
+    elif not row["prompts_known"]:
+        driver = "Prompt lengths are not known."
+    else:
+        driver = f"Too few prompt lengths are known ({row['prompts_known']:,}) to say whether they drive it."
     grown = None
     if row["grown_phase"] and row["grown_ratio"] is not None and row["grown_ratio"] > 0.3:
         grown = (
@@ -24,22 +29,46 @@ def slow_first_token(row: Row) -> Words:
             f"({share(row['grown_ratio'])})."
         )
     where = None
-    if row["top_phase"]:
+    if row["top_phase"] and row["top_phase"] != "unattributed":
         where = f"Their time before the first token went mostly to {phase(row['top_phase'])} ({share(row['top_phase_ratio'])})."
+    elif row["top_phase"] and (row["top_phase_ratio"] or 1) < 1:
+        where = f"Nobody accounts for {share(row['top_phase_ratio'])} of their time before the first token."
     return Words(
-        title=f"first token slow on {row['requests']:,} of {plural(row['measured'], 'request')}",
+        title=f"first token slow on {row['requests']:,} of {plural(row['measured'], 'request')}"
+        if row["requests"]
+        else "first-token time grows with the prompt",
         detail=sentence(
-            f"Above {limit} ({duration(row['limit_ms'])}; typical {duration(row['typical_ms'])}). "
-            f"TTFT p50 {duration(row['ttft_p50_ms'])}, p95 {duration(row['value'])}, p99 {duration(row['ttft_p99_ms'])}.",
+            _limit(row, "request"),
+            f"TTFT p50 {duration(row['ttft_p50_ms'])}, p95 {duration(row['value'])}, {_tail(row, 'ttft_p99_ms')}.",
             where,
             grown,
             driver,
         ),
         assumptions=()
-        if row["cached_known"]
+        if row["cached_known"] or not row["prompts_known"]
         else ("cached tokens are unknown: whole prompts stand for what had to be computed",),
         suggestions=_first_token_advice(row),
     )
+
+
+def _limit(row: Row, unit: str) -> str:
+    """What slow means here."""
+    per = " per output token" if unit == "token" else ""
+    if row["limit_given"]:
+        return f"Above the limit given ({duration(row['limit_ms'])}{per})."
+    if row["models"] > 1:
+        return f"Against what is ordinary for their model in this run ({row['models']:,} models, each by itself)."
+    return (
+        f"Above what is ordinary in this run ({duration(row['limit_ms'])}{per}; typical {duration(row['typical_ms'])})."
+    )
+
+
+def _tail(row: Row, key: str) -> str:
+    """The 99th percentile where there are values enough for one, else the slowest."""
+    if row["measured"] >= 100:
+        return f"p99 {duration(row[key])}"
+    slowest = row["culprits"][0]["value"] if row["culprits"] else None
+    return f"slowest {duration(slowest)}" if slowest is not None else f"n = {row['measured']:,}"
 
 
 def _prompt_strength(row: Row) -> str:
@@ -73,7 +102,6 @@ def _first_token_advice(row: Row) -> tuple[str, ...]:
 
 def slow_stream(row: Row) -> Words:
     """Streams that came slowly or stood still."""
-    limit = "the limit" if row["limit_given"] else "what is ordinary in this run"
     gaps = None
     if row["gaps"]:
         word = {"chunk": "chunks (a chunk may hold several tokens)", "token": "tokens"}.get(
@@ -88,24 +116,38 @@ def slow_stream(row: Row) -> Words:
         title = f"streams stall: {share(row['stall_ratio'])} of the stream time"
     else:
         title = f"slow stream on {row['requests']:,} of {plural(row['measured'], 'request')}"
-    rho = row["output_rho"]
-    growth = None
-    if rho is not None and row["output_rho_low"] is not None and row["output_rho_low"] > 0.3:
-        growth = (
-            f"The time per token grows with the length of the answer (rank correlation {rho:.2f})."
-        )
     return Words(
         title=title,
         detail=sentence(
-            f"Above {limit} ({duration(row['limit_ms'])} per output token; typical {duration(row['typical_ms'])}); "
-            f"p95 {duration(row['value'])}, p99 {duration(row['tpot_p99_ms'])}.",
+            _limit(row, "token"),
+            f"Time per output token p50 {duration(row['tpot_p50_ms'])}, p95 {duration(row['value'])}, {_tail(row, 'tpot_p99_ms')}.",
             gaps,
-            growth,
+            _growth(row),
         ),
-        suggestions=(
-            "the findings prefill_interference, preemption and kv_pressure: they say what holds streams up",
-        ),
+        suggestions=_stream_advice(row),
     )
+
+
+def _growth(row: Row) -> str | None:
+    """Whether the time per token grows with the answer; only said where some streams are slow."""
+    if not row["requests"] or row["output_rho"] is None:
+        return None
+    strength = (
+        f"rank correlation {row['output_rho']:.2f}, {row['output_rho_low']:.2f} to {row['output_rho_high']:.2f}, "
+        f"n = {row['output_pairs']:,}"
+    )
+    if row["output_driven"]:
+        return f"The time per token grows with the length of the answer ({strength})."
+    if row["output_driven"] is False:
+        return f"The time per token does not follow the length of the answer ({strength})."
+    return f"No clear link to the length of the answer ({strength})."
+
+
+def _stream_advice(row: Row) -> tuple[str, ...]:
+    if row["gaps"] is None and not row["workers"]:
+        more = "logging the time of every chunk, and the engine's steps: they show which prompts or batches hold streams up"
+        return ("capping long answers; batch size and KV-cache pressure", more) if row["output_driven"] else (more,)
+    return ("reading the findings prefill_interference, preemption and kv_pressure: they say what holds streams up",)
 
 
 def long_output(row: Row) -> Words:
@@ -247,7 +289,11 @@ def prefill_interference(row: Row) -> Words:
 def unattributed_time(row: Row) -> Words:
     """Time that nobody accounts for."""
     if not row["observed"]:
-        detail = "Only one observer's view is there: no component says what it did in that time."
+        return Words(
+            title="nothing here tells where inside the requests the time went",
+            detail="Only whole requests as one observer saw them are there: no component says what it did in that time.",
+            suggestions=("tracing the server; `pdtrace coverage` lists the switches",),
+        )
     else:
         detail = (
             f"Per request p50 {duration(row['unknown_p50_ms'])}, p99 {duration(row['unknown_p99_ms'])}"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from pdtrace.ingest import Options, ingest
-from pdtrace.inputs import STDIN
-from pdtrace.store import Store
+from pdtrace import library
+from pdtrace.errors import BadOption
+from pdtrace.ingest import FINGERPRINT, Options, cut_to_window, take
+from pdtrace.inputs import Input, expand, shown
+from pdtrace.store import Store, is_store
 
 if TYPE_CHECKING:
     import polars as pl
@@ -37,14 +40,49 @@ class Trace:
         Raises UnreadableInput, UnknownFormat.
         """
         names = [str(path) for path in paths]
-        if len(names) == 1 and is_store(names[0]):
-            return cls(Store(names[0], read_only=True))
+        stores = [name for name in names if is_store(name)]
+        if stores and len(names) > 1:
+            raise BadOption(
+                f"{shown(stores[0])}: a .duckdb file cannot be combined with other files",
+                "give it alone, or make one file of all dumps with `pdtrace ingest PATH... -o FILE.duckdb`",
+            )
+        if stores:
+            return cls._reopened(names[0], options or Options())
+        inputs = expand(names)
         folder = None
-        if _size(names) > IN_MEMORY_BYTES:
+        if _size(inputs) > IN_MEMORY_BYTES:
             folder = tempfile.TemporaryDirectory(prefix="pdtrace-")
-        store = Store(None if folder is None else Path(folder.name) / "trace.duckdb")
-        ingest(names, store, options)
-        return cls(store, folder)
+        trace = cls(Store(None if folder is None else Path(folder.name) / "trace.duckdb"), folder)
+        try:
+            take(inputs, trace.store, options)
+        except BaseException:
+            trace.close()
+            raise
+        return trace
+
+    @classmethod
+    def _reopened(cls, path: str, options: Options) -> Trace:
+        """A .duckdb file; a copy of it where it is to be cut, or where its queries are another version's."""
+        store = Store(path, read_only=True)
+        try:
+            store.require_tables()
+            same = store.scalar(f"SELECT value FROM facts WHERE key = '{FINGERPRINT}'")
+        except BaseException:
+            store.close()
+            raise
+        if same == library.fingerprint() and options.since_ns is None and options.until_ns is None:
+            return cls(store)
+        store.close()
+        folder = tempfile.TemporaryDirectory(prefix="pdtrace-")
+        copy = Path(folder.name) / "trace.duckdb"
+        shutil.copyfile(path, copy)
+        trace = cls(Store(copy), folder)
+        try:
+            cut_to_window(trace.store, options)
+        except BaseException:
+            trace.close()
+            raise
+        return trace
 
     def __enter__(self) -> Self:
         return self
@@ -81,7 +119,17 @@ class Trace:
             for deployment in self.diagnose(slo).to_dict()["deployments"]
             for finding in deployment["findings"]
         ]
-        return pl.DataFrame(rows, infer_schema_length=None)
+        texts = pl.List(pl.String)
+        return pl.DataFrame(
+            rows,
+            schema={
+                "deployment": pl.String, "id": pl.String, "severity": pl.String, "cost_s": pl.Float64,
+                "title": pl.String, "detail": pl.String, "level": pl.String, "value": pl.Float64,
+                "unit": pl.String, "interval": pl.List(pl.Float64), "share": pl.Float64, "requests": pl.Int64,
+                "workers": texts, "culprits": pl.List(pl.Struct({"request": pl.String, "value": pl.Float64})),
+                "sources": texts, "assumptions": texts, "suggestions": texts,
+            },
+        )  # fmt: skip
 
     def sql(self, query: str) -> pl.DataFrame:
         """Rows of a SELECT over tables, views and findings.
@@ -91,26 +139,9 @@ class Trace:
         return self.store.user_sql(query)
 
 
-def is_store(path: str) -> bool:
-    """Whether the path is a DuckDB file: its magic bytes stand at offset 8."""
-    try:
-        with Path(path).open("rb") as stream:
-            return stream.read(12)[8:] == b"DUCK"
-    except OSError:
-        return False
-
-
-def _size(paths: list[str]) -> int:
-    """Bytes on disk below the paths; compressed files count as ten times their size."""
-    total = 0
-    for name in paths:
-        path = Path(name)
-        files = (
-            [path] if path.is_file() else path.rglob("*") if path.is_dir() and name != STDIN else []
-        )
-        for file in files:
-            if file.is_file():
-                total += file.stat().st_size * (
-                    10 if file.suffix in {".gz", ".zst", ".xz", ".bz2"} else 1
-                )
-    return total
+def _size(inputs: list[Input]) -> int:
+    """Bytes of the inputs on disk; compressed ones count as ten times their size."""
+    return sum(
+        (item.size or 0) * (10 if item.path.endswith((".gz", ".zst", ".xz", ".bz2")) else 1)
+        for item in inputs
+    )

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
+import os
+import signal
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from pdtrace import __version__
-from pdtrace.errors import PdtraceError
+from pdtrace.errors import REPORT, BadOption, PdtraceError, in_one_line, printable
 
 if TYPE_CHECKING:
     from pdtrace.api import Trace
+    from pdtrace.ingest import Options
 
 FINE, OUR_ERROR, USAGE, CHECK_FAILED = 0, 1, 2, 3
+INTERRUPTED, TERMINATED = 130, 143  # 128 + the signal, as shells say it
 
 _paths = click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path())
 
@@ -44,22 +52,31 @@ def _reading(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+@contextlib.contextmanager
 def _trace(
-    paths: tuple[str, ...], since: str | None, until: str | None, keep_content: bool
-) -> Trace:
+    paths: tuple[str, ...],
+    since: str | None = None,
+    until: str | None = None,
+    keep_content: bool = False,
+) -> Iterator[Trace]:
+    from dataclasses import replace
+
     from pdtrace.api import Trace
-    from pdtrace.ingest import Options
-    from pdtrace.options import parse_instant
     from pdtrace.terminal import progress
 
+    options = _options(since, until, keep_content)
     with progress() as report:
-        options = Options(
-            keep_content=keep_content,
-            since_ns=parse_instant(since) if since else None,
-            until_ns=parse_instant(until) if until else None,
-            progress=report,
-        )
-        return Trace.read(paths, options)
+        trace = Trace.read(paths, replace(options, progress=report))
+    with trace:
+        yield trace
+
+
+def _options(since: str | None, until: str | None, keep_content: bool) -> Options:
+    from pdtrace.ingest import Options
+    from pdtrace.options import parse_window
+
+    since_ns, until_ns = parse_window(since, until)
+    return Options(keep_content, since_ns, until_ns)
 
 
 class _Group(click.Group):
@@ -110,8 +127,9 @@ def diagnose(ctx: click.Context, paths: tuple[str, ...], style: str, slo: str | 
     from pdtrace.options import parse_check, parse_slo
 
     conditions = [parse_check(text) for text in checks]
-    limits = parse_slo(slo) if slo else None
-    diagnosis = run(_trace(paths, since, until, keep_content).store, limits)
+    limits = parse_slo(slo) if slo is not None else None
+    with _trace(paths, since, until, keep_content) as trace:
+        diagnosis = run(trace.store, limits)
     terminal.show_diagnosis(diagnosis, style)
     results = [(check, *result) for check in conditions for result in evaluate(diagnosis, check)]
     terminal.show_checks(results)
@@ -135,7 +153,8 @@ def explain(request: str, paths: tuple[str, ...], style: str,
     from pdtrace import terminal
     from pdtrace.explain import explain as run
 
-    terminal.show_explanation(run(_trace(paths, since, until, keep_content).store, request), style)
+    with _trace(paths, since, until, keep_content) as trace:
+        terminal.show_explanation(run(trace.store, request), style)
 
 
 @cli.command()
@@ -152,7 +171,8 @@ def coverage(paths: tuple[str, ...], style: str,
     from pdtrace import coverage as room
     from pdtrace import terminal
 
-    terminal.show_coverage(room.report(_trace(paths, since, until, keep_content).store), style)
+    with _trace(paths, since, until, keep_content) as trace:
+        terminal.show_coverage(room.report(trace.store), style)
 
 
 @cli.command()
@@ -161,7 +181,11 @@ def coverage(paths: tuple[str, ...], style: str,
 @_reading
 @_format("text", "csv", "json", "md")
 @click.option(
-    "--limit", type=int, default=50, show_default=True, help="Rows to print as text; 0 for all."
+    "--limit",
+    type=click.IntRange(min=0),
+    default=50,
+    show_default=True,
+    help="Rows to print as text; 0 for all.",
 )
 @click.option(
     "--param", "params", multiple=True, metavar="NAME=VALUE", help="Parameter of a named query."
@@ -177,7 +201,8 @@ def query(query: str, paths: tuple[str, ...], style: str, limit: int, params: tu
     from pdtrace import terminal
     from pdtrace.queries import run
 
-    rows = run(_trace(paths, since, until, keep_content).store, query, params)
+    with _trace(paths, since, until, keep_content) as trace:
+        rows = run(trace.store, query, params, limit if style in ("text", "md") else 0)
     terminal.show_rows(rows, style, limit)
 
 
@@ -201,15 +226,14 @@ def ingest(paths: tuple[str, ...], output: str, force: bool,
     pdtrace ingest logs/ -o run.duckdb
     pdtrace diagnose run.duckdb
     """
+    from dataclasses import replace
+
     from pdtrace import terminal
     from pdtrace.files import make_store
-    from pdtrace.ingest import Options
-    from pdtrace.options import parse_instant
 
+    options = _options(since, until, keep_content)
     with terminal.progress() as report:
-        options = Options(keep_content, parse_instant(since) if since else None,
-                          parse_instant(until) if until else None, report)  # fmt: skip
-        summary = make_store(list(paths), output, options, force=force)
+        summary = make_store(list(paths), output, replace(options, progress=report), force=force)
     terminal.show_sources_summary(summary, output)
 
 
@@ -263,29 +287,78 @@ def demo(style: str, output: str | None) -> None:
     from pdtrace.diagnose import diagnose as run
     from pdtrace.files import demo_folder
 
-    with demo_folder(output) as folder:
-        diagnosis = run(_trace((folder,), None, None, False).store)
+    with demo_folder(output) as folder, _trace((folder,)) as trace:
+        diagnosis = run(trace.store)
     terminal.show_diagnosis(diagnosis, style)
 
 
-def main() -> None:
-    """Run the command line; errors of ours become `error:` and `hint:` lines on stderr."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit; errors of ours become `error:` and `hint:` lines on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # no ASCII terminal stops a report
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    if debug:
+        logging.basicConfig(level=logging.INFO)
+        logging.getLogger("pdtrace").setLevel(logging.DEBUG)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminated)
+    sys.exit(_run(words, debug=debug))
+
+
+def _run(words: list[str], *, debug: bool) -> int:
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(words, prog_name="pdtrace", standalone_mode=False)
+        sys.stdout.flush()
     except click.ClickException as error:
         error.show()
-        sys.exit(USAGE)
+        return USAGE
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
-        sys.exit(130)
-    except PdtraceError as error:
-        if "--debug" in sys.argv:
-            raise
-        click.echo(f"error: {error.message}", err=True)
-        if error.hint:
-            click.echo(f"hint: {error.hint}", err=True)
-        sys.exit(OUR_ERROR)
+        return INTERRUPTED
     except BrokenPipeError:  # `pdtrace ... | head`
-        sys.stderr.close()
-        sys.exit(FINE)
-    sys.exit(code if isinstance(code, int) else FINE)
+        _mute(sys.stdout)
+        return FINE
+    except BaseException as error:  # a panic in a Rust library is no Exception
+        if isinstance(error, SystemExit | GeneratorExit) or debug:
+            raise
+        return _told(error)
+    return code if isinstance(code, int) else FINE
+
+
+def _told(error: BaseException) -> int:
+    """Say in one line what went wrong and in another how to go on; the exit code."""
+    message, hint = _sentence(error)
+    for label, text in (("error", message), ("hint", hint)):
+        if text:
+            click.echo(f"{label}: {printable(' '.join(text.split()))}", err=True)
+    return USAGE if isinstance(error, BadOption) else OUR_ERROR
+
+
+def _sentence(error: BaseException) -> tuple[str, str]:
+    if isinstance(error, PdtraceError):
+        return error.message, error.hint
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return (
+            f"{where}{error.strerror or error}",
+            "free space or give another path, and run it again",
+        )
+    if isinstance(error, MemoryError):
+        return (
+            "out of memory",
+            "give fewer files at once, or `pdtrace ingest` them into a file first",
+        )
+    return f"pdtrace failed: {in_one_line(error)}", REPORT
+
+
+def _mute(stream: IO[str]) -> None:
+    """Send what is still buffered nowhere, so that the interpreter's own flush at exit stays silent."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _terminated(*_: object) -> None:
+    """SIGTERM ends the program as an exit does, so that unfinished files are removed."""
+    sys.exit(TERMINATED)

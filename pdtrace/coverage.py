@@ -249,6 +249,11 @@ def _limits(store: Store, deployment: Deployment) -> list[str]:
         lines.append(
             "whether the front end or the running step made requests wait before the engine's queue"
         )
+    if deployment.mode in {"disaggregated", "mixed"} and not _clocks_bounded(store, deployment.id):
+        lines.append(
+            "waits between the prefill and the decode worker to better than their clocks agree:"
+            " nothing in these data bounds the offset"
+        )
     headline = next(
         (row for row in deployment.latency if row["metric"] == "ttft_ms" and row["headline"]), None
     )
@@ -266,3 +271,14 @@ def _limits(store: Store, deployment: Deployment) -> list[str]:
             f"99th percentiles: {plural(small, 'request')} have no 99th percentile to speak of"
         )
     return lines
+
+
+def _clocks_bounded(store: Store, deployment: str) -> bool:
+    """Whether hops between workers bound the offset of their clocks, or all ran on one host."""
+    ((bounds, hosts, unknown),) = store.rows(
+        """SELECT (SELECT count(*) FROM clocks WHERE deployment = $1 AND NOT starts_with(domain, 'perf')),
+                  count(DISTINCT host), count(*) FILTER (host IS NULL)
+           FROM workers WHERE deployment = $1 AND role IN ('prefill', 'decode')""",
+        [deployment],
+    )
+    return bool(bounds) or (hosts == 1 and not unknown)

@@ -18,8 +18,11 @@ FROM decisions l
 JOIN decisions s ON s.request_id = l.request_id AND s.worker = l.worker
 WHERE l.leg IS NULL AND s.leg IS NOT NULL
   AND abs(s.time_ns - l.time_ns) <= {_NEAR_NS}
-  AND (s.phase = l.phase OR s.phase IS NULL OR l.phase IS NULL)
-QUALIFY row_number() OVER (PARTITION BY l.rowid ORDER BY abs(s.time_ns - l.time_ns), s.leg) = 1
+  -- A log line may call the choice of the only worker one for decode.
+  AND (s.phase = l.phase OR s.phase IS NULL OR l.phase IS NULL OR 'aggregated' IN (s.phase, l.phase))
+QUALIFY row_number() OVER (
+  PARTITION BY l.rowid ORDER BY s.phase IS DISTINCT FROM l.phase, abs(s.time_ns - l.time_ns), s.leg
+) = 1
 """
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from pdtrace import coverage, library, wording
+from pdtrace import coverage, library, marks, wording
+from pdtrace.errors import PROBLEM, REPORT, in_one_line, reraise_stop
 from pdtrace.methods import statistics
 from pdtrace.model import OBSERVERS, PHASE_DETAILS, PHASES, Finding, Slo
 from pdtrace.options import Check
 from pdtrace.store import Store
 
+_log = logging.getLogger(__name__)
 SCHEMA = "pdtrace.diagnosis/1"
 _SEVERITIES = ("critical", "warning", "info")
 _METRICS = ("ttft_ms", "e2e_ms", "tpot_ms", "itl_ms")
@@ -26,6 +29,18 @@ SELECT w.*, role IS NOT NULL
     OR worker IN (SELECT worker FROM steps WHERE worker IS NOT NULL) AS told
 FROM workers w
 ORDER BY deployment, role, name, worker
+"""
+
+# A fact about no worker belongs to the deployment of its file's requests.
+_FACTS = """
+WITH single AS (
+  SELECT source, min(deployment) AS deployment FROM legs WHERE deployment IS NOT NULL
+  GROUP BY source HAVING count(DISTINCT deployment) = 1
+)
+SELECT f.*, coalesce(w.deployment, o.deployment) AS deployment
+FROM facts f
+LEFT JOIN workers w ON w.worker = f.worker
+LEFT JOIN single o ON f.worker IS NULL AND o.source = f.source
 """
 
 Row = Mapping[str, Any]
@@ -48,6 +63,8 @@ class Deployment:
     slo: tuple[Row, ...] = ()
     conditions: tuple[tuple[str, str], ...] = ()
     marks: tuple[Row, ...] = ()
+    notes: tuple[str, ...] = ()
+    dependence: tuple[Row, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,6 +103,9 @@ def _deployment_dict(deployment: Deployment) -> dict[str, Any]:
         "findings": [_finding_dict(f) for f in deployment.findings],
         "slo": [dict(row) for row in deployment.slo],
         "conditions": dict(deployment.conditions),
+        "marks": [dict(row) for row in deployment.marks],
+        "dependence": [dict(row) for row in deployment.dependence],
+        "notes": list(deployment.notes),
     }
 
 
@@ -118,7 +138,8 @@ def diagnose(store: Store, slo: Slo | None = None) -> Diagnosis:
 
 
 def _diagnose(store: Store, slo: Slo) -> Diagnosis:
-    findings = _findings(store, slo)
+    problems = _problems(store)
+    findings = _findings(store, slo, problems)
     latency = sorted(
         store.query("latency_by_observer").to_dicts(),
         key=lambda r: (_METRICS.index(r["metric"]), OBSERVERS.index(r["observer"])),
@@ -128,9 +149,8 @@ def _diagnose(store: Store, slo: Slo) -> Diagnosis:
         key=lambda r: (PHASES.index(r["phase"]), _DETAILS.index(r["detail"])),
     )
     workers = store.sql(_WORKERS).to_dicts()
-    facts = store.sql(
-        "SELECT f.*, w.deployment FROM facts f LEFT JOIN workers w USING (worker)"
-    ).to_dicts()
+    facts = store.sql(_FACTS).to_dicts()
+    dependence = store.query("token_dependence").to_dicts()
     deployments = []
     for row in _deployments(store):
         deployment = Deployment(
@@ -147,20 +167,20 @@ def _diagnose(store: Store, slo: Slo) -> Diagnosis:
             phases=tuple(
                 _without(r, "deployment") for r in phases if r["deployment"] == row["deployment"]
             ),
-            findings=tuple(_ranked(f for f in findings if f.deployment == row["deployment"])),
+            findings=tuple(_ranked(f for f, _ in findings if f.deployment == row["deployment"])),
             slo=tuple(_attainment(store, row["deployment"], slo)),
             conditions=tuple(
                 coverage.conditions(f for f in facts if f["deployment"] == row["deployment"])
             ),
         )
-        deployments.append(replace(deployment, verdict=wording.verdict(deployment)))
+        deployments.append(_judged(store, deployment, findings, facts, dependence, slo))
     sources = tuple(coverage.sources(store))
     return Diagnosis(
         overview=wording.overview(deployments, sources),
         sources=sources,
         deployments=tuple(deployments),
         not_supported=tuple(coverage.not_supported(store, deployments)),
-        unknown=tuple(coverage.unknown(store, deployments)),
+        unknown=(*problems, *coverage.unknown(store, deployments)),
     )
 
 
@@ -172,17 +192,55 @@ def _deployments(store: Store) -> list[dict[str, Any]]:
     ).to_dicts()
 
 
-def _findings(store: Store, slo: Slo) -> list[Finding]:
-    """The rows of every finding query, in words."""
-    found = []
+def _judged(
+    store: Store,
+    deployment: Deployment,
+    findings: list[tuple[Finding, Row]],
+    facts: list[dict[str, Any]],
+    dependence: list[dict[str, Any]],
+    slo: Slo,
+) -> Deployment:
+    """The deployment with its verdict, and request by request where nothing tells of the inside."""
+    mine = [fact for fact in facts if fact["deployment"] == deployment.id]
+    notes = marks.notes(mine)
+    pools = marks.pools(store, deployment.id)
+    if len(pools) > 1:
+        notes.append(wording.models(pools))
+    if deployment.requests["count"] and not wording.phases_known(deployment):
+        deployment = replace(
+            deployment,
+            marks=tuple(marks.marks(store, deployment.id, slo)),
+            dependence=tuple(
+                _without(d, "deployment") for d in dependence if d["deployment"] == deployment.id
+            ),
+        )
+    deployment = replace(deployment, notes=tuple(notes))
+    rows = {f.id: row for f, row in findings if f.deployment == deployment.id}
+    return replace(deployment, verdict=wording.verdict(deployment, rows))
+
+
+def _findings(store: Store, slo: Slo, problems: list[str]) -> list[tuple[Finding, Row]]:
+    """The rows of every finding query, with their words."""
+    found: list[tuple[Finding, Row]] = []
     for query in library.queries().values():
         if query.kind != "findings":
             continue
         limits = {f"slo_{key}": value for key, value in vars(slo).items() if value is not None}
         wanted = {p.name for p in query.params}
-        rows = store.query(query.name, **{k: v for k, v in limits.items() if k in wanted})
-        found += [wording.finding(query.name, row) for row in rows.iter_rows(named=True)]
+        try:
+            rows = store.query(query.name, **{k: v for k, v in limits.items() if k in wanted})
+            found += [(wording.finding(query.name, row), row) for row in rows.iter_rows(named=True)]
+        except BaseException as error:  # one that breaks down leaves the others alone
+            reraise_stop(error)
+            _log.debug("finding %s failed", query.name, exc_info=True)
+            problems.append(f"finding {query.name} failed: {in_one_line(error)}; {REPORT}")
     return found
+
+
+def _problems(store: Store) -> list[str]:
+    """What stages before could not do."""
+    rows = store.rows("SELECT DISTINCT value FROM facts WHERE key = ? ORDER BY value", [PROBLEM])
+    return [str(value) for (value,) in rows]
 
 
 def _ranked(findings: Any) -> list[Finding]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class PdtraceError(Exception):
     """Something that the user can act on; `hint` says how to go on."""
@@ -32,6 +34,7 @@ class UnknownQuery(PdtraceError):
     """No query of that name, or SQL that DuckDB refuses."""
 
 
+PROBLEM = "_problem"  # key of facts that say what could not be done; the diagnosis shows them
 REPORT = "please report it with the output of --debug"
 
 
@@ -50,3 +53,12 @@ def in_one_line(error: BaseException) -> str:
     """Kind and first words of an unexpected error."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+
+
+# Signs that steer a terminal or hide text: controls but tab and newline, bidirectional overrides, halves of pairs.
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """Text from data, safe to print: signs that steer a terminal become U+FFFD."""
+    return _STEERING.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -16,6 +16,7 @@ def explain(store: Store, wanted: str) -> dict[str, Any]:
 
     Raises PdtraceError when no request or more than one has that id.
     """
+    wanted = wanted.encode("utf-8", "replace").decode()  # arguments may hold bytes that are no text
     request = _find(store, wanted)
     row = _rows(store, "SELECT * FROM requests WHERE request = ?", request)[0]
     return {
@@ -45,6 +46,10 @@ def _rows(store: Store, query: str, *parameters: object) -> list[dict[str, Any]]
 
 
 def _find(store: Store, wanted: str) -> str:
+    if not wanted.strip():
+        raise PdtraceError(
+            "no request has the id ''", "give a request id, trace id or span id, or 'slowest'"
+        )
     if wanted == SLOWEST:
         rows = _rows(
             store,

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
+import duckdb
+
+from pdtrace import library
+from pdtrace._streams import words
 from pdtrace.errors import PdtraceError
-from pdtrace.ingest import Options, ingest
-from pdtrace.store import Store
+from pdtrace.ingest import FINGERPRINT, Options, take
+from pdtrace.inputs import DRAFT_PREFIX, Input, expand, shown
+from pdtrace.store import Store, is_store
 
 
 def make_store(
@@ -23,24 +29,63 @@ def make_store(
     Raises PdtraceError when the file exists and force is not given. Returns the rows of `sources`.
     """
     target = Path(output)
-    if target.exists() and not force:
+    inputs = expand(paths)
+    _check_target(target, inputs, force=force)
+    folder = target.parent / f"{DRAFT_PREFIX}{uuid.uuid4().hex[:12]}"
+    try:  # around the making of the folder too: a signal may come right behind it
+        _make_folder(folder)
+        draft = folder / "draft.duckdb"
+        rows = _make(draft, inputs, options, output)
+        draft.replace(target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return rows
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError as error:
         raise PdtraceError(
-            f"{output}: exists already", "give another name, or --force to replace it"
+            f"{shown(str(folder.parent))}: cannot be written: {words(error)}",
+            "give -o a folder that you may write to",
+        ) from error
+
+
+def _check_target(target: Path, inputs: list[Input], *, force: bool) -> None:
+    """Raise PdtraceError where the output would destroy something that pdtrace did not make."""
+    name = shown(str(target))
+    real = os.path.realpath(target)
+    if any(os.path.realpath(item.path) == real for item in inputs) and not is_store(target):
+        raise PdtraceError(f"{name}: is one of the inputs", "give the output another name")
+    if target.is_dir():
+        raise PdtraceError(f"{name}: is a folder", "give -o the name of a file, such as run.duckdb")
+    if os.path.lexists(target) and not force:
+        raise PdtraceError(f"{name}: exists already", "give another name, or --force to replace it")
+    if target.exists() and target.stat().st_size and not is_store(target):
+        raise PdtraceError(
+            f"{name}: is no .duckdb file, so --force does not replace it", "give another name"
         )
     if not target.parent.is_dir():
-        raise PdtraceError(f"{target.parent}: no such folder", "make it first")
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".pdtrace-") as folder:
-        draft = Path(folder) / "draft.duckdb"
-        store = Store(draft)
-        try:
-            ingest(paths, store, options)
-            rows = store.sql(
-                "SELECT * REPLACE (coalesce(why, '') AS why) FROM sources ORDER BY path"
-            ).to_dicts()
-            store.execute("CHECKPOINT")
-        finally:
-            store.close()
-        draft.replace(target)
+        raise PdtraceError(f"{shown(str(target.parent))}: no such folder", "make it first")
+
+
+def _make(draft: Path, inputs: list[Input], options: Options, output: str) -> list[dict[str, Any]]:
+    store = Store(draft)
+    try:
+        take(inputs, store, options)
+        store.append("facts", [{"key": FINGERPRINT, "value": library.fingerprint()}])
+        rows = store.sql(
+            "SELECT * REPLACE (coalesce(why, '') AS why) FROM sources ORDER BY path"
+        ).to_dicts()
+        store.execute("CHECKPOINT")
+    except duckdb.IOException as error:
+        raise PdtraceError(
+            f"{shown(output)}: cannot be written: {words(error)}",
+            "is the disk full? Nothing was left behind",
+        ) from error
+    finally:
+        store.close()
     return rows
 
 

@@ -10,9 +10,21 @@ from functools import partial
 
 import polars as pl
 
-from pdtrace import clocks, identity, interpret, library, methods, phases, registry, spans, workers
+from pdtrace import (
+    clocks,
+    identity,
+    interpret,
+    library,
+    methods,
+    phases,
+    registry,
+    spans,
+    workers,
+    zones,
+)
 from pdtrace._streams import DAMAGED, words
 from pdtrace.errors import (
+    PROBLEM,
     REPORT,
     PdtraceError,
     UnknownFormat,
@@ -20,14 +32,14 @@ from pdtrace.errors import (
     in_one_line,
     reraise_stop,
 )
-from pdtrace.inputs import Input, expand, shown
+from pdtrace.inputs import Input, expand
 from pdtrace.sink import Account, Reading, SourceSink
 from pdtrace.store import Store
 
 DUPLICATE_FILE = "duplicate of another source"
 BEGINNING = "beginning of another source"
 LOST = "taken back after a failure"
-PROBLEM = "_problem"  # key of facts that say what could not be done
+FINGERPRINT = "_schema"  # key of the fact that says which tables and queries a file was made with
 START_BYTES = 1024  # sources are compared by them before they are read again
 _log = logging.getLogger(__name__)
 NO_ROW = "gave no row"
@@ -51,16 +63,21 @@ def ingest(paths: list[str], store: Store, options: Options | None = None) -> No
 
     Raises UnreadableInput for a path that does not exist and UnknownFormat when nothing was recognised.
     """
+    take(expand(paths), store, options)
+
+
+def take(inputs: list[Input], store: Store, options: Options | None = None) -> None:
+    """Fill the store from inputs. Raises UnknownFormat when nothing was recognised."""
     options = options or Options()
-    inputs = expand(paths)
     with store.bulk_load():
         accounts = _read_all(inputs, store, options)
     if not any(account.collectors for account in accounts):
-        raise UnknownFormat(*_nothing(paths, accounts))
+        raise UnknownFormat(*_nothing(accounts))
     _write_sources(store, accounts)
     _forget_copies(store, accounts)
     _note_copies(accounts, spans.deduplicate(store.connection))
     _keep_one_row_a_key(store, ["resources"])
+    zones.align(store)
     interpret.name_resources(store)
     workers.resolve(store)
     _note_copies(accounts, interpret.run(store))
@@ -102,12 +119,11 @@ def tell_problem(store: Store, text: str) -> None:
     store.append("facts", [{"key": PROBLEM, "value": text}])
 
 
-def _nothing(paths: list[str], accounts: list[Account]) -> tuple[str, str]:
+def _nothing(accounts: list[Account]) -> tuple[str, str]:
     """Message and hint when nothing could be used."""
-    where = ", ".join(map(shown, paths[:3])) + (", …" if len(paths) > 3 else "")
     if not accounts:
         return (
-            f"{where}: nothing to read",
+            "nothing to read: no file is there",
             "give a file or a folder that holds logs, traces, metrics or bench files",
         )
     told = [a for a in accounts if not a.ignored] or accounts
@@ -115,11 +131,11 @@ def _nothing(paths: list[str], accounts: list[Account]) -> tuple[str, str]:
     more = f"; and {len(accounts) - 3:,} more files" if len(accounts) > 3 else ""
     if all(a.ignored for a in accounts):
         return (
-            f"{where}: nothing here says where time went ({reasons}{more})",
+            f"nothing here says where time went ({reasons}{more})",
             "`pdtrace sources` lists what is read: add the server's log, traces, metrics or a table of requests",
         )
     return (
-        f"{where}: no format recognised ({reasons}{more})",
+        f"no format recognised ({reasons}{more})",
         "`pdtrace sources` lists what can be read; a table needs a header line with names such as ttft_ms",
     )
 

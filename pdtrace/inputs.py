@@ -178,7 +178,8 @@ def _contents(item: Input, depth: int = 0) -> Iterator[Input]:
         with item.open() as stream:
             start, _ = read_up_to(stream, 512)
         kind = archives.kind_of(start)
-        problem = archives.unreadable_kind(start)
+        problem = archives.unreadable_kind(start) or _foreign(start)
+        item.useless = start[8:12] == b"DUCK"
         if kind and depth == archives.MAX_DEPTH:
             problem = f"more than {archives.MAX_DEPTH} archives inside one another: unpack it first"
         if problem or not kind:
@@ -194,6 +195,15 @@ def _contents(item: Input, depth: int = 0) -> Iterator[Input]:
     except DAMAGED as error:
         item.problem = f"cannot be read: {words(error)}"
         yield item
+
+
+def _foreign(start: bytes) -> str:
+    """Why a database is not read along with other files; empty for anything else."""
+    if start[8:12] == b"DUCK":
+        return "a DuckDB file: give it alone, every command takes it in place of PATH"
+    if start.startswith(b"SQLite format 3\0"):
+        return "an SQLite database: export its table as CSV"
+    return ""
 
 
 def _gzip_time(start: bytes) -> int | None:

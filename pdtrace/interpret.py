@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import PurePosixPath
 
 import polars as pl
 
 from pdtrace import decisions, episodes, model, registry, spans
+from pdtrace.errors import PROBLEM, REPORT, in_one_line, reraise_stop
 from pdtrace.sink import RowSink
 from pdtrace.store import Store
 
 BATCH_SPANS = 250_000  # whole traces of about this many spans are interpreted at once
 FOREIGN_LOG = "log record of a scope that no collector reads"
 UNUSED = {"source": pl.Int32, "record": pl.Int64, "reason": pl.String}
+_log = logging.getLogger(__name__)
 _POLARS = {str: pl.String, int: pl.Int64, float: pl.Float64, bool: pl.Boolean}
 
 # What OpenTelemetry's resource attributes say of a worker's identity.
@@ -59,8 +63,21 @@ def _interpret_spans(store: Store, name: str, facts: pl.DataFrame, *, again: boo
         frame = _frame(store, name, (batch, batches), again=again)
         if frame.height:
             sink = RowSink(store)
-            module.interpret(frame, facts, sink)
-            sink.close()
+            with _told(store, name):
+                module.interpret(frame, facts, sink)
+                sink.close()
+
+
+@contextmanager
+def _told(store: Store, name: str) -> Iterator[None]:
+    """A collector that breaks down over spans or log records leaves those of the others alone; it is told."""
+    try:
+        yield
+    except BaseException as error:
+        reraise_stop(error)
+        _log.debug("collector %s failed to interpret", name, exc_info=True)
+        problem = f"collector {name} failed to say what its records mean: {in_one_line(error)}; {REPORT}"
+        store.append("facts", [{"key": PROBLEM, "value": problem}])
 
 
 def name_resources(store: Store) -> None:
@@ -124,8 +141,9 @@ def _interpret_logs(store: Store) -> pl.DataFrame:
         mine = records.filter(pl.any_horizontal(tests))
         if mine.height:
             sink = RowSink(store)
-            unused.append(module.interpret_logs(mine, facts, sink))
-            sink.close()
+            with _told(store, name):
+                unused.append(module.interpret_logs(mine, facts, sink))
+                sink.close()
     foreign = records.filter(~claimed.fill_null(value=False)).select("source", "record")
     unused.append(foreign.with_columns(reason=pl.lit(FOREIGN_LOG)))
     return _reasons([frame for frame in unused if frame is not None])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -153,6 +154,13 @@ def queries() -> dict[str, Query]:
                 name = entry.name.removesuffix(".sql")
                 found[name] = parse_query(name, kind, entry.read_text("utf-8"))
     return {name: found[name] for name in _in_order(found)}
+
+
+@cache
+def fingerprint() -> str:
+    """A hash over all tables and queries: files that bear it need nothing made anew."""
+    text = "\n".join([*(t.ddl for t in tables().values()), *(q.ddl for q in queries().values())])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _in_order(found: dict[str, Query]) -> Iterable[str]:

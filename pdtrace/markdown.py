@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pdtrace import numbers
+from pdtrace.errors import printable
 from pdtrace.phrases import evidence_line, facts_line, shorten, shorten_path
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 def cell(text: object) -> str:
     """A table cell: pipes, line breaks and angle brackets cannot break out of it."""
     plain = (
-        str(text).replace("\\", "\\\\").replace("|", "\\|").replace("\r", " ").replace("\n", " ")
+        printable(str(text)).replace("\\", "\\\\").replace("|", "\\|").replace("\r", " ").replace("\n", " ")
     )
     return plain.replace("<", "&lt;").replace("`", "\\`")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pdtrace import library, registry
-from pdtrace.errors import PdtraceError, UnknownQuery
+from pdtrace.errors import BadOption, UnknownQuery
 
 if TYPE_CHECKING:
     import polars as pl
@@ -15,32 +15,26 @@ if TYPE_CHECKING:
     from pdtrace.store import Store
 
 _NAME = re.compile(r"^\w+$")
-_READS = re.compile(
-    r"^\s*(select|with|from|describe|summarize|show|pivot|unpivot|values)\b", re.IGNORECASE
-)
 
 
-def run(store: Store, text: str, parameters: Sequence[str] = ()) -> pl.DataFrame:
-    """Rows of a named query with NAME=VALUE parameters, or of a SELECT.
+def run(store: Store, text: str, parameters: Sequence[str] = (), limit: int = 0) -> pl.DataFrame:
+    """Rows of a named query with NAME=VALUE parameters, or of one SELECT; one more than `limit` when given.
 
     Raises UnknownQuery. SQL that would write or read files is refused: the store is the only thing it sees.
     """
+    values = dict(map(_parameter, parameters))
+    text = text.strip().rstrip(";").rstrip()
     if _NAME.match(text):
-        return store.query(text, **dict(map(_parameter, parameters)))
-    if not _READS.match(text):
-        raise UnknownQuery(
-            "only SELECT statements are run", "to change tables, open the .duckdb file with duckdb"
-        )
-    store.execute("SET enable_external_access = false")
-    return store.user_sql(text)
+        return store.query(text, **values)
+    if values:
+        raise BadOption("--param is for named queries", "write the values into the SQL")
+    return store.user_sql(text, limit + 1 if limit else 0)
 
 
 def _parameter(text: str) -> tuple[str, object]:
     name, separator, value = text.partition("=")
     if not separator:
-        raise PdtraceError(
-            f"--param: {text!r} is not understood", "write it like min_prefill_ms=80"
-        )
+        raise BadOption(f"--param: {text!r} is not understood", "write it like min_prefill_ms=80")
     try:
         return name.strip(), float(value)
     except ValueError:

@@ -20,6 +20,7 @@ STORAGE_VERSION = "v1.5.0"
 _CONFIG = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
 
 LOADING_MEMORY = "400MB"
+COMPRESS_FROM = "512MB"  # tables in memory are compressed after so many bytes of changes, not at once
 
 _INTEGERS = {
     "TINYINT",
@@ -66,10 +67,28 @@ class Store:
         self._loading = False
         if not read_only:
             self.connection.execute("SET preserve_insertion_order = false")
+            if self.path is None:
+                self.connection.execute(f"SET checkpoint_threshold = '{COMPRESS_FROM}'")
             for table in library.tables().values():
                 self.connection.execute(table.ddl)
             self.connection.execute(
                 library.staging("log_records").ddl.replace("TABLE", "TEMP TABLE", 1)
+            )
+
+    def require_tables(self) -> None:
+        """Raise UnreadableInput unless the file has the tables and columns that this version makes."""
+        rows = self.rows("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal")
+        have = {(str(table), str(column)) for table, column in rows}
+        wanted = {(t.name, c.name) for t in library.tables().values() for c in t.columns}
+        if not have & wanted:
+            raise UnreadableInput(
+                f"{self.path}: a DuckDB file, but not one that pdtrace made",
+                "make one from dumps with `pdtrace ingest PATH -o FILE.duckdb`",
+            )
+        if missing := sorted(wanted - have):
+            raise UnreadableInput(
+                f"{self.path}: made by another version of pdtrace (it has no {'.'.join(missing[0])})",
+                "make it anew with `pdtrace ingest PATH -o FILE.duckdb`",
             )
 
     def close(self) -> None:
@@ -195,12 +214,11 @@ class Store:
     def bulk_load(self) -> Iterator[None]:
         """Many appends as one transaction; into a file also with a small buffer, so that memory stays flat.
 
-        Without it each small batch goes through the write-ahead log (measured: 92 instead of 71 bytes a span).
+        Without it each small batch goes through the write-ahead log (measured: 92 instead of 71 bytes a span),
+        and DuckDB compresses the last row group again after every few of them.
         """
-        if self.path is None:
-            yield
-            return
-        self.connection.execute(f"SET memory_limit = '{LOADING_MEMORY}'")
+        if self.path is not None:
+            self.connection.execute(f"SET memory_limit = '{LOADING_MEMORY}'")
         self.connection.execute("BEGIN")
         self._loading = True
         try:
@@ -210,7 +228,8 @@ class Store:
             self.settle()
             self._loading = False
             self.connection.execute("COMMIT")
-            self.connection.execute("RESET memory_limit")
+            if self.path is not None:
+                self.connection.execute("RESET memory_limit")
 
     def settle(self) -> bool:
         """Keep what was appended since the last call; False when an error inside had undone it all.
@@ -243,16 +262,40 @@ class Store:
             for name in reversed(names):
                 self.connection.execute(f"DROP TABLE temp.{name}")
 
-    def user_sql(self, text: str) -> pl.DataFrame:
-        """Run a user's SQL; raises UnknownQuery with DuckDB's words when it refuses."""
+    def user_sql(self, text: str, limit: int = 0) -> pl.DataFrame:
+        """Run a user's SELECT, of at most `limit` rows when given.
+
+        Raises UnknownQuery with DuckDB's words when it refuses, and for anything but one SELECT: it sees the
+        tables of this store, no files, no settings, no variables of this program.
+        """
         try:
-            rows: pl.DataFrame = self.connection.sql(text).pl()
-        except (duckdb.Error, AttributeError) as error:
+            statements = duckdb.extract_statements(text)
+            if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+                raise UnknownQuery(
+                    "only one SELECT statement is run",
+                    "to change tables or to read files, open the .duckdb file with duckdb",
+                )
+            self.connection.execute("SET python_enable_replacements = false")
+            self.connection.execute("SET enable_external_access = false")
+            rows = self.connection.sql(statements[0])
+            found: pl.DataFrame = (rows.limit(limit) if limit else rows).pl()
+        except (duckdb.Error, AttributeError, UnicodeError) as error:
             raise UnknownQuery(
-                f"SQL: {error or 'no rows to show'}",
+                f"SQL: {str(error) or 'no rows to show'}",
                 "`pdtrace schema` lists tables, views and columns",
             ) from error
-        return rows
+        finally:
+            self.connection.execute("SET python_enable_replacements = true")
+        return found
+
+
+def is_store(path: str | Path) -> bool:
+    """Whether the path is a DuckDB file: its magic bytes stand at offset 8."""
+    try:
+        with Path(path).open("rb") as stream:
+            return Path(path).is_file() and stream.read(12)[8:] == b"DUCK"
+    except (OSError, ValueError):
+        return False
 
 
 def _arrow(batch: object, columns: Mapping[str, str]) -> pa.Table:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from pdtrace import numbers
+from pdtrace.errors import printable
 from pdtrace.phrases import evidence_line, facts_line, shorten, shorten_path
 
 if TYPE_CHECKING:
@@ -28,13 +31,29 @@ if TYPE_CHECKING:
 PLAIN_WIDTH = 110  # when the output is no terminal
 SEVERITY_STYLE = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 BAR_CELLS = 24
+NAME_CELLS = 14  # what a column of `query` needs at least to be read
 
 
 def console(*, stderr: bool = False) -> Console:
     """A console that knows whether it may use colour (terminal, NO_COLOR) and how wide it is."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else PLAIN_WIDTH
-    return Console(file=stream, width=width, highlight=False, emoji=False)
+    return _SafeConsole(file=stream, width=width, highlight=False, emoji=False)
+
+
+class _SafeConsole(Console):
+    """A console that takes no orders from data: control signs in ids and names are replaced."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Segments of a renderable."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+    def on_broken_pipe(self) -> None:
+        """Leave `pdtrace … | head` to the door."""
+        raise BrokenPipeError
 
 
 @contextmanager
@@ -63,8 +82,13 @@ def print_json(value: object) -> None:
     data = orjson.dumps(
         _rounded(value), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS, default=str
     )
-    sys.stdout.buffer.write(data + b"\n")
+    text = _STEERING.sub(lambda sign: f"\\u{ord(sign.group()):04x}", data.decode())
+    sys.stdout.buffer.write(text.encode() + b"\n")
     sys.stdout.flush()
+
+
+# JSON escapes the other controls by itself.
+_STEERING = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def _rounded(value: Any) -> Any:
@@ -296,7 +320,8 @@ def show_rows(rows: pl.DataFrame, style: str, limit: int) -> None:
     if style == "csv":
         nested = [name for name, kind in rows.schema.items() if kind.is_nested()]
         flat = rows.with_columns(_as_json(rows[name]) for name in nested)
-        sys.stdout.write(flat.write_csv())
+        text = flat.write_csv()
+        sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
         return
     if style == "json":
         print_json(rows.to_dicts())
@@ -310,6 +335,15 @@ def show_rows(rows: pl.DataFrame, style: str, limit: int) -> None:
         sys.stdout.write(markdown_table(names, cells))
         return
     out = console()
+    if sum(min(len(name), NAME_CELLS) + 2 for name in names) > out.width:
+        _show_records(out, names, cells)
+    else:
+        _show_columns(out, rows, cells)
+    if rows.height > shown.height:
+        console(stderr=True).print("more rows; --limit 0 shows all")
+
+
+def _show_columns(out: Console, rows: pl.DataFrame, cells: Sequence[Sequence[str]]) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name, kind in rows.schema.items():
         table.add_column(
@@ -318,8 +352,18 @@ def show_rows(rows: pl.DataFrame, style: str, limit: int) -> None:
     for row in cells:
         table.add_row(*map(escape, row))
     out.print(table)
-    if rows.height > shown.height:
-        console(stderr=True).print(f"{rows.height - shown.height:,} more rows; --limit 0 shows all")
+
+
+def _show_records(out: Console, names: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    """One line per column, for rows that are too wide to stand beside each other."""
+    for number, row in enumerate(cells, 1):
+        out.print(Text(f"row {number}", style="bold"))
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, cell in zip(names, row, strict=True):
+            table.add_row(escape(name), escape(cell))
+        out.print(Padding(table, (0, 0, 1, 2)))
 
 
 def _as_json(column: pl.Series) -> pl.Series:

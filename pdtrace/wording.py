@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pdtrace import _words_health, _words_latency
+from pdtrace import _words_health, _words_latency, _words_table
 from pdtrace._words import Row, Words, phase
-from pdtrace._words_latency import PROMPT_ADVICE
 from pdtrace.model import Finding
 from pdtrace.numbers import duration, plural, share
 
 if TYPE_CHECKING:
     from pdtrace.diagnose import Deployment
 
+MANY = 100  # so many values have a 99th percentile to speak of
 _ROOMS = (_words_latency, _words_health)
 # In the order in which a finding may carry the verdict; the others only add.
 _VERDICT_CAUSES = (
@@ -73,11 +73,32 @@ def overview(deployments: Sequence[Deployment], sources: Sequence[Row]) -> str:
     )
 
 
-def verdict(deployment: Deployment) -> str:
-    """The answer in one or two sentences: how it was, and what explains it."""
+def verdict(deployment: Deployment, rows: Mapping[str, Row]) -> str:
+    """The answer in two or three sentences: how it was, what explains it, what to do next.
+
+    `rows` are the deployment's finding rows by id.
+    """
     if not deployment.requests["count"]:
         return _without_requests(deployment)
-    return " ".join(part for part in (_first_tokens(deployment), _cause(deployment)) if part)
+    parts = [_first_tokens(deployment)]
+    if phases_known(deployment):
+        parts.append(_cause(deployment))
+    else:
+        failed = rows.get("failed_requests")
+        parts += [
+            _words_table.failures(failed) if failed else "",
+            _words_table.closing(deployment, rows),
+        ]
+    return " ".join(part for part in parts if part)
+
+
+def phases_known(deployment: Deployment) -> bool:
+    """Whether anything tells where inside the requests the time went."""
+    return any(p["detail"] != "unattributed" for p in deployment.phases)
+
+
+models = _words_table.models
+dependence = _words_table.dependence
 
 
 def _without_requests(deployment: Deployment) -> str:
@@ -96,10 +117,16 @@ def _first_tokens(deployment: Deployment) -> str:
                 "Nobody saw a request both start and deliver its first token"
                 " (prefill and decode worker saw a part each): there is no TTFT to tell."
             )
+        pace = _headline(deployment, "tpot_ms")
+        if whole is None and pace is not None:
+            return f"Time per output token as the {pace['observer']} saw it: {spread(pace)}; first tokens and whole durations are not in these data."
         if whole is None:
             return "Neither first tokens nor durations of whole requests are in these data."
-        return f"Requests took p50 {duration(whole['p50'])}, p99 {duration(whole['p99'])}; first tokens are not in these data."
-    text = f"The {row['observer']} waited p50 {duration(row['p50'])}, p99 {duration(row['p99'])} for the first token"
+        return (
+            f"Whole requests took {spread(whole)} as the {whole['observer']} saw them; "
+            "first tokens are not in these data."
+        )
+    text = f"TTFT as the {row['observer']} saw it: {spread(row)}"
     shares: dict[str, float] = {}
     bounds: set[str] = set()
     for p in deployment.phases:
@@ -107,23 +134,37 @@ def _first_tokens(deployment: Deployment) -> str:
             shares[p["phase"]] = shares.get(p["phase"], 0.0) + p["share_of_ttft"]
             if p["basis"] == "upper_bound":
                 bounds.add(p["phase"])
-    if not shares:
+    if not shares or not phases_known(deployment):
         return text + "."
     top, part = max(shares.items(), key=lambda item: item[1])
-    most = " at most" if top in bounds else ""
-    return f"{text}, of which {phase(top)} took{most} {share(part)}."
+    if top == "unattributed":
+        return f"{text}; nobody accounts for {share(part)} of it."
+    most = "at most " if top in bounds else ""
+    return f"{text}; {phase(top)} took {most}{share(part)} of it."
+
+
+def spread(row: Row) -> str:
+    """Median and tail; below 100 values the largest stands for a 99th percentile that they cannot have."""
+    if row["count"] == 1:
+        return f"{duration(row['max'])} (one request)"
+    if row["count"] < MANY:
+        return f"p50 {duration(row['p50'])}, p90 {duration(row['p90'])}, at most {duration(row['max'])}"
+    return f"p50 {duration(row['p50'])}, p99 {duration(row['p99'])}"
 
 
 def _headline(deployment: Deployment, metric: str) -> Mapping[str, Any] | None:
     rows = [row for row in deployment.latency if row["metric"] == metric and row["count"]]
-    return next((row for row in rows if row["headline"]), rows[0] if len(rows) == 1 else None)
+    marked = next((row for row in rows if row["headline"]), None)
+    if marked is not None or metric == "ttft_ms":
+        return marked or (rows[0] if len(rows) == 1 else None)
+    # Whole durations need no first token: the outermost observer that saw nearly all of them.
+    enough = 0.9 * deployment.requests["completed"]
+    return next((row for row in rows if row["count"] >= enough), None)
 
 
 def _cause(deployment: Deployment) -> str:
-    """The finding that matters most, in one sentence; for small tables the sentence that says what to do next."""
+    """The finding that matters most, in one sentence."""
     found = {f.id: f for f in deployment.findings}
-    if not any(p["detail"] != "unattributed" for p in deployment.phases):
-        return _table_advice(found)
     for name in _VERDICT_CAUSES:
         cause = found.get(name)
         if cause is not None and (cause.severity != "info" or name == _VERDICT_CAUSES[-1]):
@@ -132,26 +173,6 @@ def _cause(deployment: Deployment) -> str:
                 continue
             return _capital(cause.title) + "."
     return "Nothing stands out." if not found else ""
-
-
-def _table_advice(found: Mapping[str, Finding]) -> str:
-    """What a table of requests alone allows to say."""
-    first, stream, answers = (
-        found.get(n) for n in ("slow_first_token", "slow_stream", "long_output")
-    )
-    if first is not None and PROMPT_ADVICE in first.suggestions:
-        text = f"First-token time on long prompts is the problem: try {PROMPT_ADVICE}."
-        return text + (" Streams are slow too." if stream is not None else "")
-    if first is not None:
-        return (
-            _capital(first.title)
-            + ", and prompt length does not explain it: look at load and queueing."
-        )
-    if stream is not None:
-        return "First tokens are fine; the gaps between tokens grow: look at batch size and prefill interference."
-    if answers is not None:
-        return f"First tokens and streams are even; {answers.title}."
-    return "No request stands out."
 
 
 def _capital(text: str) -> str:

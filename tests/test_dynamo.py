@@ -132,7 +132,7 @@ def pair(*, side_by_side: bool = False, http: dict[str, Any] | None = None) -> l
 
 def covered_by_request_trace() -> list[dict[str, Any]]:
     value = f'{{"worker_id":"{P}","from_ns":{10**18},"to_ns":{10**18 + MS}}}'
-    return [{"worker": f"worker_id:{P}", "key": "request_trace_coverage", "value": value}]
+    return [{"worker": f"worker_id:{P}", "key": "_request_trace_coverage", "value": value}]
 
 
 def test_a_successful_request_is_completed_though_its_span_says_error(store: Store) -> None:

@@ -67,7 +67,8 @@ def by_hand(window: tuple[int, int, int | None], mine: list[tuple[Any, ...]]) ->
             for detail, left, right, *_ in mine
             if left is not None and right is not None and left <= now < right
         ]
-        answer.append(min(open_details, key=order.index, default="unattributed"))
+        best = min(open_details, key=order.index, default="unattributed")
+        answer.append("stream_out" if best == "stream_out_first" else best)
     return answer
 
 

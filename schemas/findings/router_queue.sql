@@ -8,9 +8,10 @@
 -- params:
 --   min_ttft_ratio  0.05  a router is expected to cost next to nothing: a twentieth of the TTFT is worth a look
 --   min_e2e_ratio   0.05  likewise of the whole durations, where first tokens are unknown
+--   min_wait_ms     50    where nine of ten requests wait less, nobody feels it: never a warning
 -- columns:
 --   deployment          VARCHAR    deployment
---   severity            VARCHAR    warning from a quarter of the TTFT on, info below
+--   severity            VARCHAR    warning from a quarter of the TTFT and min_wait_ms on, info below
 --   cost_s              DOUBLE     s  value: seconds that the requests spent there
 --   level               VARCHAR    B: phases are positioned
 --   value               DOUBLE     seconds that the requests spent there, summed
@@ -89,7 +90,8 @@ deployment_wait AS (
   GROUP BY deployment
 )
 SELECT d.deployment,
-  CASE WHEN coalesce(ttft_ratio, e2e_ratio) >= 0.25 THEN 'warning' ELSE 'info' END AS severity,
+  CASE WHEN coalesce(ttft_ratio, e2e_ratio) >= 0.25 AND wait_p90_ms >= min_wait_ms
+    THEN 'warning' ELSE 'info' END AS severity,
   wait_s AS cost_s, 'B' AS level, wait_s AS value, 's' AS unit,
   wait_s AS interval_low, wait_s AS interval_high,
   ttft_ratio AS share,

@@ -3,7 +3,7 @@
 -- The part of the windows that no interval covers. It is shown, not blamed on a component: it can
 -- be network, an uninstrumented hop, a front end that states nothing, or clocks. Severity: warning
 -- from half of the time on, info below. Where nothing at all is accounted for (a client's view
--- alone), `observed` is false.
+-- alone), `observed` is false and the severity info: nothing was there to account for it.
 --
 -- grain:   one row per deployment
 -- needs:   phase_by_request, counted_requests, deployment_sources
@@ -55,7 +55,8 @@ deployment_unknown AS (
   GROUP BY deployment
 )
 SELECT d.deployment,
-  CASE WHEN unknown_s >= 0.5 * window_s THEN 'warning' ELSE 'info' END AS severity,
+  CASE WHEN unknown_s >= 0.5 * window_s AND unknown_s < window_s THEN 'warning' ELSE 'info' END
+    AS severity,
   NULL::DOUBLE AS cost_s, 'B' AS level, unknown_s AS value, 's' AS unit,
   unknown_s AS interval_low, unknown_s AS interval_high,
   unknown_s / window_s AS share, requests, []::VARCHAR[] AS workers, culprits,

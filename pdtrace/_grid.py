@@ -1,0 +1,112 @@
+"""Tables of text that stay readable at any width: columns give way before numbers or words break."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.text import Text
+
+GAP = 2  # blanks between columns
+NARROWEST = 14  # a column of words is not squeezed below this many cells
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: numbers stand right and are never broken; words may wrap; optional ones may go."""
+
+    name: str
+    right: bool = False
+    wraps: bool = False  # words: may take several lines
+    optional: int = 0  # 0 never dropped; of several the greatest goes first
+
+
+def grid(
+    out: Console, columns: Sequence[Column], rows: Iterable[Sequence[str]], style: str = "dim"
+) -> None:
+    """Print rows under their headings, in the width of the console; empty columns are left out.
+
+    A row of another length is an error of ours, not a table that is shifted.
+    """
+    cells = [[" ".join(cell.split()) for cell in row] for row in rows]
+    for row in cells:
+        if len(row) != len(columns):
+            raise ValueError(f"{len(row)} cells for {len(columns)} columns: {row}")
+    filled = [n for n in range(len(columns)) if any(row[n] for row in cells)]
+    if not filled:
+        return
+    names = [c.name for c in columns]
+    natural = [max(cell_len(row[n]) for row in [names, *cells]) for n in range(len(columns))]
+    kept, widths = _fit(columns, filled, natural, out.width)
+    chosen = [columns[n] for n in kept]
+    for line in _lines(out, chosen, widths, [c.name for c in chosen]):
+        out.print(Text(line, style=style), no_wrap=True, overflow="ellipsis", crop=False)
+    for row in cells:
+        for line in _lines(out, chosen, widths, [row[n] for n in kept]):
+            out.print(Text(line), no_wrap=True, overflow="ellipsis", crop=False)
+
+
+def _fit(
+    columns: Sequence[Column], filled: list[int], natural: list[int], width: int
+) -> tuple[list[int], list[int]]:
+    """Columns that are kept and their widths: first words wrap, then optional columns go, then words are cut."""
+    kept = list(filled)
+
+    def needed(squeezed: bool) -> int:
+        parts = (
+            min(natural[n], max(NARROWEST, cell_len(columns[n].name))) if squeezed and columns[n].wraps else natural[n]
+            for n in kept
+        )
+        return sum(parts) + GAP * (len(kept) - 1)
+
+    while needed(squeezed=True) > width and any(columns[n].optional for n in kept):
+        kept.remove(max(kept, key=lambda n: columns[n].optional))
+    widths = {n: natural[n] for n in kept}
+    surplus = sum(widths.values()) + GAP * (len(kept) - 1) - width
+    wrapping = [n for n in kept if columns[n].wraps] or [n for n in kept if not columns[n].right]
+    while surplus > 0 and wrapping:
+        widest = max(wrapping, key=lambda n: widths[n])
+        if widths[widest] <= min(NARROWEST, natural[widest]):
+            break
+        widths[widest] -= 1
+        surplus -= 1
+    return kept, [widths[n] for n in kept]
+
+
+def _lines(
+    out: Console, columns: Sequence[Column], widths: Sequence[int], cells: Sequence[str]
+) -> list[str]:
+    """One row as lines of text without blanks at their ends."""
+    parts = [
+        _wrapped(out, cell, width) if column.wraps else [shortened(cell, width)]
+        for column, width, cell in zip(columns, widths, cells, strict=True)
+    ]
+    lines = []
+    for place in range(max(map(len, parts))):
+        texts = [part[place] if place < len(part) else "" for part in parts]
+        line = (" " * GAP).join(
+            _padded(text, width, column.right)
+            for text, width, column in zip(texts, widths, columns, strict=True)
+        )
+        lines.append(line.rstrip())
+    return lines
+
+
+def _wrapped(out: Console, cell: str, width: int) -> list[str]:
+    if cell_len(cell) <= width:
+        return [cell]
+    return [line.plain.rstrip() for line in Text(cell).wrap(out, width)]
+
+
+def _padded(text: str, width: int, right: bool) -> str:
+    blanks = " " * (width - cell_len(text))
+    return blanks + text if right else text + blanks
+
+
+def shortened(text: str, width: int) -> str:
+    """A text that does not fit ends in …"""
+    if cell_len(text) <= width:
+        return text
+    return set_cell_size(text, max(1, width - 1)).rstrip() + "…"

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from pdtrace.model import Sink, Source
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 READ_BYTES = 4 << 20
 MAX_LINE_BYTES = 64 << 20  # a longer line is no record of any format known here
@@ -68,8 +67,8 @@ def json_records(
             out.read(1)
             ordinal = batch.first + offset
             try:
-                value = orjson.loads(line)
-            except orjson.JSONDecodeError:
+                value = loads(line)
+            except ValueError:
                 last = batch.cut and offset == len(batch.lines) - 1
                 out.skip(
                     ordinal, CUT_OFF if last else NOT_JSON, line[:200].decode("utf-8", "replace")
@@ -82,6 +81,29 @@ def json_records(
                 out.skip(ordinal, NOT_AN_OBJECT)
         if objects:
             yield ordinals, objects
+
+
+# Halves of surrogate pairs that stand alone: no text can hold them.
+LONELY = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+
+
+def loads(data: bytes) -> Any:
+    """A JSON value; also of writers that put NaN, Infinity, huge numbers or lone surrogates.
+
+    Raises ValueError for anything else, and for nesting too deep to be a record.
+    """
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        if data.lstrip()[:1] not in (b"{", b"["):
+            raise
+    try:
+        return json.loads(LONELY.sub(r"\\ufffd", data.decode("utf-8", "replace")))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def number(value: object) -> float | None:
@@ -134,18 +156,3 @@ def rfc3339_to_ns(text: str) -> int | None:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return int(moment.timestamp()) * 1_000_000_000 + int((digits + "000000000")[:9] or 0)
-
-
-def arrow_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Python values as an Arrow array of this type.
-
-    pyarrow.array() of a list first imports pandas wherever that is installed (0.3 s and 60 MB), to
-    see whether the list is one of its objects; of a NumPy array it knows.
-    """
-    import numpy as np
-    import pyarrow as pa
-
-    objects = np.empty(len(values), dtype=object)
-    for index, value in enumerate(values):
-        objects[index] = value
-    return pa.array(objects, kind)

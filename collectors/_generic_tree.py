@@ -93,10 +93,13 @@ def _nearest_above(tree: pl.DataFrame) -> pl.DataFrame:
 
 
 def _hops_between(tree: pl.DataFrame) -> pl.DataFrame:
-    """An internal span between two legs becomes a hop: the chain of parents must not break."""
+    """An internal span between two legs becomes a hop: the chain of parents must not break.
+
+    `covers`: the leg below begins while the hop is still open; a step that ends before it does not.
+    """
     is_leg = pl.col("place").is_in(["request", "call", "hop", "other"])
     below = tree.filter(is_leg & (pl.col("parent_span_id") != pl.col("above"))).select(
-        "trace_id", span_id="parent_span_id"
+        "trace_id", span_id="parent_span_id", child_ns="start_ns"
     )
     between = []
     parents = tree.select("trace_id", "span_id", "parent_span_id", is_leg=is_leg).unique(
@@ -104,22 +107,28 @@ def _hops_between(tree: pl.DataFrame) -> pl.DataFrame:
     )
     for _ in range(MAX_DEPTH):
         step = (
-            below.unique()
+            below.group_by("trace_id", "span_id")
+            .agg(pl.col("child_ns").min())
             .join(parents, on=["trace_id", "span_id"], how="inner")
             .filter(~pl.col("is_leg"))
         )
         if not step.height:
             break
-        between.append(step.select("trace_id", "span_id", between=True))
+        between.append(step.select("trace_id", "span_id", "child_ns"))
         below = step.filter(pl.col("parent_span_id").is_not_null()).select(
-            "trace_id", span_id="parent_span_id"
+            "trace_id", "child_ns", span_id="parent_span_id"
         )
     if not between:
-        return tree
-    marks = pl.concat(between).unique()
+        return tree.with_columns(covers=pl.lit(value=False))
+    marks = pl.concat(between).group_by("trace_id", "span_id").agg(pl.col("child_ns").min())
     tree = tree.join(marks, on=["trace_id", "span_id"], how="left", maintain_order="left")
-    hop = pl.col("between").fill_null(value=False) & pl.col("mine")
-    return tree.with_columns(place=pl.when(hop).then(pl.lit("hop")).otherwise("place"))
+    hop = pl.col("child_ns").is_not_null() & pl.col("mine")
+    # Clocks of two hosts differ: what begins in the last half of a step may well follow it.
+    middle = (pl.col("start_ns") + pl.col("end_ns")) // 2
+    return tree.with_columns(
+        place=pl.when(hop).then(pl.lit("hop")).otherwise("place"),
+        covers=(pl.col("child_ns") < middle).fill_null(value=False),
+    ).drop("child_ns")
 
 
 def _carriers(tree: pl.DataFrame) -> pl.DataFrame:

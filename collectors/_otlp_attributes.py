@@ -11,7 +11,6 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ._common import arrow_array
 from ._otlp_content import LONG_BYTES, is_content_key, redact, without_content
 from ._otlp_values import array_text, decoded_list_text, finite, json_text
 
@@ -119,7 +118,7 @@ class Shapes:
         indices = np.zeros(len(self.counts), np.int32)
         indices[self.filled] = self.own
         return pa.DictionaryArray.from_arrays(
-            pa.array(indices, mask=self.counts == 0), arrow_array(texts, pa.string())
+            pa.array(indices, mask=self.counts == 0), pa.array(texts, pa.string())
         )
 
 
@@ -181,7 +180,7 @@ def _other_values(value: pa.StructArray) -> pa.StringArray:
                 texts[row] = known[item]
             else:
                 texts[row] = render(item)
-    return arrow_array(texts, pa.string())
+    return pa.array(texts, pa.string())
 
 
 _RENDERERS: dict[str, Callable[[Any], str]] = {
@@ -225,7 +224,7 @@ def withhold(pairs: Ragged) -> int:
             names = [pairs.keys[code] for code in codes[rows]]
             new = [without_content(name, text) for name, text in zip(names, found, strict=True)]
             pairs.values[STRING] = pc.replace_with_mask(
-                texts, pa.array(mask), arrow_array(new, pa.string())
+                texts, pa.array(mask), pa.array(new, pa.string())
             )
             withheld += len(rows)
     if OTHER in pairs.values:
@@ -252,7 +251,7 @@ def _withhold_other(pairs: Ragged, content: np.ndarray) -> int:
                 texts[row] = orjson.dumps(counted.value).decode()
                 withheld += counted.withheld
     if withheld:
-        pairs.values[OTHER] = arrow_array(texts, pa.string())
+        pairs.values[OTHER] = pa.array(texts, pa.string())
     return withheld
 
 
@@ -263,7 +262,7 @@ def json_objects(pairs: Ragged) -> pa.Array:
     parts = [_json_texts(kind, values) for kind, values in pairs.values.items()]
     order = np.concatenate([np.flatnonzero(pairs.kinds == kind) for kind in pairs.values])
     texts = pa.concat_arrays(parts).take(pa.array(np.argsort(order, kind="stable")))
-    names = arrow_array([orjson.dumps(key).decode() for key in pairs.keys], pa.string())
+    names = pa.array([orjson.dumps(key).decode() for key in pairs.keys], pa.string())
     fields = pc.binary_join_element_wise(names.take(pa.array(pairs.codes)), texts, ":")
     counts = np.bincount(pairs.owner, minlength=pairs.owners)
     offsets = np.zeros(pairs.owners + 1, np.int32)
@@ -282,10 +281,10 @@ def _json_texts(kind: int, values: pa.Array) -> pa.Array:
             inner = [
                 orjson.dumps(text).decode()[1:-1] for text in values.filter(special).to_pylist()
             ]
-            values = pc.replace_with_mask(values, special, arrow_array(inner, pa.string()))
+            values = pc.replace_with_mask(values, special, pa.array(inner, pa.string()))
         return pc.binary_join_element_wise('"', values, '"', "")
     if kind == DOUBLE:
-        return arrow_array([_double_text(value) for value in values.to_pylist()], pa.string())
+        return pa.array([_double_text(value) for value in values.to_pylist()], pa.string())
     return values.cast(pa.string())
 
 

@@ -15,7 +15,6 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ._common import arrow_array
 from ._otlp_attributes import json_objects, optional, ragged, typed_columns, withhold
 from ._otlp_content import LONG_BYTES, Counted, redact, stand_in
 from ._otlp_resources import Resources
@@ -50,7 +49,7 @@ class _Fragments:
         texts: list[str | None] = [None] * n
         for row, fields in self.rows.items():
             texts[row] = orjson.dumps(fields, option=orjson.OPT_SORT_KEYS).decode()
-        return arrow_array(texts, pa.string())
+        return pa.array(texts, pa.string())
 
 
 def span_rows(
@@ -228,7 +227,7 @@ def _unknown(extra: _Fragments, structs: pa.StructArray, rows: np.ndarray) -> No
 
 # ---- columns -------------------------------------------------------------------------------------
 
-_NO_ID = arrow_array(["", "0" * 16, "0" * 32], pa.string())
+_NO_ID = pa.array(["", "0" * 16, "0" * 32], pa.string())
 _HEX = np.frombuffer(b"".join(f"{i:02x}".encode() for i in range(256)), np.uint16)
 
 
@@ -244,7 +243,7 @@ def hexadecimal(ids: pa.Array) -> pa.Array:
 def _hex_of_bytes(ids: pa.BinaryArray) -> pa.StringArray:
     n = len(ids)
     if n == 0 or ids.null_count:
-        return arrow_array([None if i is None else i.hex() for i in ids.to_pylist()], pa.string())
+        return pa.array([None if i is None else i.hex() for i in ids.to_pylist()], pa.string())
     _, offsets_buffer, data_buffer = ids.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32)[ids.offset : ids.offset + n + 1]
     if data_buffer is None or offsets[-1] == offsets[0]:
@@ -260,7 +259,7 @@ def _hex_of_text(ids: pa.StringArray) -> pa.StringArray:
     Some writers use protobuf's own JSON mapping, which is base64.
     """
     lengths = pc.binary_length(ids)
-    odd = pc.is_in(lengths, value_set=arrow_array([12, 24], lengths.type))
+    odd = pc.is_in(lengths, value_set=pa.array([12, 24], lengths.type))
     if pc.any(odd).as_py():
         import base64
         import binascii
@@ -274,7 +273,7 @@ def _hex_of_text(ids: pa.StringArray) -> pa.StringArray:
                 return text
             return raw.hex() if len(raw) in (8, 16) else text
 
-        ids = arrow_array([plain(text) for text in ids.to_pylist()], pa.string())
+        ids = pa.array([plain(text) for text in ids.to_pylist()], pa.string())
     return pc.ascii_lower(ids)
 
 
@@ -323,7 +322,7 @@ def _short(values: pa.Array, keep_content: bool) -> tuple[pa.Array, int]:
     texts = values.filter(long).to_pylist()
     if not texts:
         return values, 0
-    return pc.replace_with_mask(values, long, arrow_array([stand_in(t) for t in texts], pa.string())), len(texts)
+    return pc.replace_with_mask(values, long, pa.array([stand_in(t) for t in texts], pa.string())), len(texts)
 
 
 def _named(codes: pa.Array, names: tuple[str, ...]) -> pa.Array:
@@ -334,14 +333,14 @@ def _named(codes: pa.Array, names: tuple[str, ...]) -> pa.Array:
     if pa.types.is_string(codes.type):
         encoded = pc.fill_null(codes, "0").dictionary_encode()
         known = [_enum_name(text, names) for text in encoded.dictionary.to_pylist()]
-        return arrow_array(known, pa.string()).take(encoded.indices).dictionary_encode()
+        return pa.array(known, pa.string()).take(encoded.indices).dictionary_encode()
     numbers = pc.fill_null(codes, 0).cast(pa.int64()).to_numpy()
     if len(numbers) and (numbers.min() < 0 or numbers.max() >= len(names)):
-        return arrow_array(
+        return pa.array(
             [names[c] if 0 <= c < len(names) else str(c) for c in numbers], pa.string()
         )
     return pa.DictionaryArray.from_arrays(
-        pa.array(numbers.astype(np.int32)), arrow_array(names, pa.string())
+        pa.array(numbers.astype(np.int32)), pa.array(names, pa.string())
     )
 
 

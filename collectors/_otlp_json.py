@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from ._common import CUT_OFF, NOT_AN_OBJECT, NOT_JSON
+from ._common import CUT_OFF, LONELY, NOT_AN_OBJECT, NOT_JSON, loads
 from ._otlp_values import finite, json_text, plain, whole
 
 BLOCK_BYTES = 8 << 20
@@ -474,8 +474,8 @@ def requests_of_lines(block: bytes, *, cut: bool) -> Requests:
         if not line.strip():
             continue
         try:
-            found.take(orjson.loads(line))
-        except orjson.JSONDecodeError:
+            found.take(loads(line))
+        except ValueError:
             last = cut and index == len(lines) - 1
             if last and (value := salvaged(line)) is not None:
                 found.take(value)
@@ -489,9 +489,9 @@ def requests_of_document(data: bytes) -> Requests:
     """Requests of a whole file: one object or array, several one after the other, or a cut one."""
     found = Requests()
     try:
-        found.take(orjson.loads(data))
-    except orjson.JSONDecodeError:
-        _take_one_by_one(data.decode("utf-8", "replace"), found)
+        found.take(loads(data))
+    except ValueError:
+        _take_one_by_one(LONELY.sub(r"\\ufffd", data.decode("utf-8", "replace")), found)
     return found
 
 

@@ -11,7 +11,6 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ._common import arrow_array
 from ._otlp_attributes import json_objects, ragged, withhold
 from ._otlp_content import redact
 from ._otlp_values import json_text
@@ -45,7 +44,7 @@ class Resources:
         with self._lock:
             ids = [self._identify(text) for text in texts.dictionary.to_pylist()]
         indices = texts.indices.cast(pa.int32())
-        return pa.DictionaryArray.from_arrays(indices, arrow_array(ids, pa.string())), withheld
+        return pa.DictionaryArray.from_arrays(indices, pa.array(ids, pa.string())), withheld
 
     def _identify(self, text: str) -> str:
         if text not in self._ids:

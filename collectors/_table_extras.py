@@ -30,7 +30,7 @@ def intervals(plan: Plan, frame: pl.DataFrame, values: pl.DataFrame) -> list[pl.
             rows.select(
                 "leg",
                 pl.lit(detail).alias("detail"),
-                (pl.col("ms") * 1e6).round().cast(pl.Int64).alias("duration_ns"),
+                (pl.col("ms") * 1e6).round().cast(pl.Int64, strict=False).alias("duration_ns"),
                 pl.lit("reported").alias("basis"),
                 pl.lit(f"column {column.name}").alias("semantics"),
             )

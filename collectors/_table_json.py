@@ -116,6 +116,8 @@ def _column(name: str, values: list[Any]) -> pl.Series | None:
         return pl.Series(name, values, dtype=pl.Int64)
     if kinds and kinds <= {int, float}:
         return pl.Series(name, values, dtype=pl.Float64, strict=False)
+    if list in kinds and sum(isinstance(v, list) for v in present) * 2 <= len(present):
+        return _column(name, [None if isinstance(v, list) else v for v in values])
     if list in kinds:
         if not understand(name):
             return pl.Series(name, [None] * len(values), dtype=pl.Null)

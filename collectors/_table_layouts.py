@@ -62,7 +62,7 @@ def _decode(data: bytes) -> tuple[str, str | None]:
             return name, codecs.getincrementaldecoder(name)("ignore").decode(data)
     if data[1:2] == b"\0" and data[:1] != b"\0":
         return "utf-16-le", codecs.getincrementaldecoder("utf-16-le")("ignore").decode(data)
-    if b"\0" in data:
+    if data.count(0) * 200 > len(data):  # a few are damage, many are a binary file
         return "", None
     for name in _ENCODINGS:
         try:
@@ -147,7 +147,7 @@ def _delimited_batches(
     first = 0
     to_skip = layout.header_line + 1
     for block in _text_blocks(source, layout):
-        text = block.replace("\r\n", "\n").replace("\r", "\n")
+        text = re.sub(r"\r*\n", "\n", block).replace("\r", "\n")
         if to_skip:
             lines = text.split("\n", to_skip)
             text = lines[-1] if len(lines) > to_skip else ""
@@ -173,8 +173,10 @@ def _frame_of_text(text: str, layout: Layout) -> pl.DataFrame:
             {name: [row[i] for row in wide] for i, name in enumerate(names)},
             schema=dict.fromkeys(names, pl.String),
         )
+    # An empty row in front: Polars takes the number of columns from the first.
+    text = layout.delimiter * (len(names) - 1) + "\n" + text
     return pl.read_csv(
-        io.BytesIO(text.encode()),
+        io.BytesIO(text.encode("utf-8", "replace")),
         separator=layout.delimiter,
         has_header=False,
         schema=dict.fromkeys(names, pl.String),

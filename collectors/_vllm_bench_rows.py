@@ -11,7 +11,6 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ._common import arrow_array
 from ._vllm_bench_values import id_prefix
 
 _ARRAYS = (
@@ -68,7 +67,7 @@ class Run:
         self.failures = value.get("failed")
         self.id_prefix = id_prefix(value)
         self.records = np.arange(first, first + count, dtype=np.int64)
-        self.legs = arrow_array([f"{path}#{record}" for record in self.records], pa.string())
+        self.legs = pa.array([f"{path}#{record}" for record in self.records], pa.string())
 
 
 def _numbers(values: list[Any] | None) -> np.ndarray[Any, np.dtype[np.float64]] | None:
@@ -86,7 +85,7 @@ def _lists(values: list[Any] | None) -> pa.Array | None:
     if values is None:
         return None
     try:
-        return arrow_array(values, pa.list_(pa.float64()))
+        return pa.array(values, pa.list_(pa.float64()))
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return None
 
@@ -190,7 +189,7 @@ def streams(run: Run) -> pa.Table | None:
         "observer": pa.repeat("client", run.count),
     }
     table = pa.table({name: column for name, column in columns.items() if column is not None})
-    answered = arrow_array([status == "completed" for status in _status(run)], pa.bool_())
+    answered = pa.array([status == "completed" for status in _status(run)], pa.bool_())
     return table.filter(answered)
 
 

@@ -43,7 +43,7 @@ def parse(lines: pl.DataFrame) -> pl.DataFrame:
 
 def rows(parsed: pl.DataFrame) -> pl.DataFrame:
     """Rows of `steps`; `transfer_role` and `worker` of the run must be among the columns."""
-    elapsed = (pl.col("ms").cast(pl.Float64) * 1e6).round().cast(pl.Int64)
+    elapsed = (pl.col("ms").cast(pl.Float64) * 1e6).round().cast(pl.Int64, strict=False)
     fine = pl.col("resolution_ns") <= FINE_NS
     requests, tokens = pl.col("cr").cast(pl.Int64), pl.col("ct").cast(pl.Int64)
     return parsed.filter(pl.col("dummy").is_null()).select(

@@ -51,7 +51,7 @@ def interpret(spans: pl.DataFrame, facts: pl.DataFrame, out: Sink) -> None:
     phases = placed.filter(
         pl.col("detail").is_not_null()
         & pl.col("phase_leg").is_not_null()
-        & pl.col("place").ne_missing("hop")
+        & ~pl.col("covers")
     )
     for table, frame in (
         ("legs", _legs(legs)),

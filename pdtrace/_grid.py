@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from rich.text import Text
 
 GAP = 2  # blanks between columns
 NARROWEST = 14  # a column of words is not squeezed below this many cells
+SHORTEST = 8  # nor any column, where nothing else helps
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,14 @@ class Column:
 
 
 def grid(
-    out: Console, columns: Sequence[Column], rows: Iterable[Sequence[str]], style: str = "dim"
+    out: Console,
+    columns: Sequence[Column],
+    rows: Iterable[Sequence[str]],
+    style: str = "dim",
+    *,
+    keep_empty: bool = False,
 ) -> None:
-    """Print rows under their headings, in the width of the console; empty columns are left out.
+    """Print rows under their headings, in the width of the console; empty columns are left out unless they are to be kept.
 
     A row of another length is an error of ours, not a table that is shifted.
     """
@@ -34,17 +41,17 @@ def grid(
     for row in cells:
         if len(row) != len(columns):
             raise ValueError(f"{len(row)} cells for {len(columns)} columns: {row}")
-    filled = [n for n in range(len(columns)) if any(row[n] for row in cells)]
+    filled = [n for n in range(len(columns)) if keep_empty or any(row[n] for row in cells)]
     if not filled:
         return
     names = [c.name for c in columns]
     natural = [max(cell_len(row[n]) for row in [names, *cells]) for n in range(len(columns))]
     kept, widths = _fit(columns, filled, natural, out.width)
     chosen = [columns[n] for n in kept]
-    for line in _lines(out, chosen, widths, [c.name for c in chosen]):
+    for line in _lines(chosen, widths, [c.name for c in chosen]):
         out.print(Text(line, style=style), no_wrap=True, overflow="ellipsis", crop=False)
     for row in cells:
-        for line in _lines(out, chosen, widths, [row[n] for n in kept]):
+        for line in _lines(chosen, widths, [row[n] for n in kept]):
             out.print(Text(line), no_wrap=True, overflow="ellipsis", crop=False)
 
 
@@ -56,7 +63,9 @@ def _fit(
 
     def needed(squeezed: bool) -> int:
         parts = (
-            min(natural[n], max(NARROWEST, cell_len(columns[n].name))) if squeezed and columns[n].wraps else natural[n]
+            min(natural[n], max(NARROWEST, cell_len(columns[n].name)))
+            if squeezed and columns[n].wraps
+            else natural[n]
             for n in kept
         )
         return sum(parts) + GAP * (len(kept) - 1)
@@ -65,22 +74,27 @@ def _fit(
         kept.remove(max(kept, key=lambda n: columns[n].optional))
     widths = {n: natural[n] for n in kept}
     surplus = sum(widths.values()) + GAP * (len(kept) - 1) - width
-    wrapping = [n for n in kept if columns[n].wraps] or [n for n in kept if not columns[n].right]
-    while surplus > 0 and wrapping:
-        widest = max(wrapping, key=lambda n: widths[n])
-        if widths[widest] <= min(NARROWEST, natural[widest]):
-            break
-        widths[widest] -= 1
-        surplus -= 1
+    words = [n for n in kept if columns[n].wraps]
+    surplus = _squeeze(widths, words, surplus, NARROWEST)
+    _squeeze(widths, [n for n in kept if not columns[n].right], surplus, SHORTEST)
     return kept, [widths[n] for n in kept]
 
 
-def _lines(
-    out: Console, columns: Sequence[Column], widths: Sequence[int], cells: Sequence[str]
-) -> list[str]:
+def _squeeze(widths: dict[int, int], narrowed: list[int], surplus: int, least: int) -> int:
+    """Take cells from the widest of these columns, not below the least; what is still too much."""
+    while surplus > 0 and narrowed:
+        widest = max(narrowed, key=lambda n: widths[n])
+        if widths[widest] <= least:
+            break
+        widths[widest] -= 1
+        surplus -= 1
+    return surplus
+
+
+def _lines(columns: Sequence[Column], widths: Sequence[int], cells: Sequence[str]) -> list[str]:
     """One row as lines of text without blanks at their ends."""
     parts = [
-        _wrapped(out, cell, width) if column.wraps else [shortened(cell, width)]
+        wrapped(cell, width) if column.wraps else [shortened(cell, width)]
         for column, width, cell in zip(columns, widths, cells, strict=True)
     ]
     lines = []
@@ -94,10 +108,31 @@ def _lines(
     return lines
 
 
-def _wrapped(out: Console, cell: str, width: int) -> list[str]:
-    if cell_len(cell) <= width:
-        return [cell]
-    return [line.plain.rstrip() for line in Text(cell).wrap(out, width)]
+# A number and its unit stay on one line, and so do the ends of a range.
+_BOUND = re.compile(
+    r"(?<=\d) (?=(?:ms|s|min|%|MB|GB|tokens|UTC)\b|%)|(?<=[≤–]) (?=[\d≤])|(?<=\d) (?=–)"
+)
+_TIE = "\N{NO-BREAK SPACE}"
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Text in lines of so many cells; words longer than a line are folded, nothing else is broken."""
+    lines: list[str] = []
+    line = ""
+    for word in _BOUND.sub(_TIE, text).split(" "):
+        if not line:
+            line = word
+        elif cell_len(line) + 1 + cell_len(word) <= width:
+            line += " " + word
+        else:
+            lines.append(line)
+            line = word
+        while cell_len(line) > width:
+            head = set_cell_size(line, width)
+            lines.append(head)
+            line = line[len(head) :] if line.startswith(head) else line[len(head) - 1 :]
+    lines.append(line)
+    return [part.replace(_TIE, " ").rstrip() for part in lines]
 
 
 def _padded(text: str, width: int, right: bool) -> str:

@@ -36,7 +36,7 @@ def communities(legs: pl.DataFrame, label: Ints, links: list[tuple[str, str]]) -
     """
     group = np.where(label >= 0, label, np.arange(legs.height))
     frame = legs.select(
-        "worker", "source", "lo", "hi", "obs", "leg", "row_index", weak().alias("weak")
+        "worker", "source", "part", "lo", "hi", "obs", "leg", "row_index", weak().alias("weak")
     ).with_columns(pl.Series("group", group))
     serving = frame.filter(pl.col("obs") > CLIENT)
     strong = serving.filter(~pl.col("weak"))
@@ -62,12 +62,12 @@ def communities(legs: pl.DataFrame, label: Ints, links: list[tuple[str, str]]) -
 
 
 def _segments(rows: pl.DataFrame) -> pl.DataFrame:
-    """Legs of a weak name in one source, cut at pauses: (group, segment)."""
+    """Legs of a weak name in one source (rotated files are one), cut at pauses: (group, segment)."""
     if rows.height == 0:
         return pl.DataFrame(schema={"group": pl.Int64, "segment": pl.Int64})
-    ordered = rows.sort("worker", "source", "lo", "leg").with_columns(
-        pl.col("hi").cum_max().shift().over("worker", "source").alias("until"),
-        pl.int_range(pl.len()).over("worker", "source").alias("place"),
+    ordered = rows.sort("worker", "part", "lo", "leg").with_columns(
+        pl.col("hi").cum_max().shift().over("worker", "part").alias("until"),
+        pl.int_range(pl.len()).over("worker", "part").alias("place"),
     )
     new = (pl.col("place") == 0) | (pl.col("lo") > pl.col("until") + NEAR_NS).fill_null(value=False)
     return ordered.select("group", segment=new.cum_sum().cast(pl.Int64) - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from pdtrace import _rotated
 from pdtrace.model import OBSERVERS
 from pdtrace.store import Store
 
@@ -19,15 +20,24 @@ _COLUMNS = (
 
 
 def load(store: Store) -> pl.DataFrame:
-    """All legs with their number `n`; the columns that identity needs."""
-    return described(store.sql(f"SELECT rowid AS row, {_COLUMNS} FROM legs"))
+    """All legs with their number `n` and the columns that identity needs.
+
+    `part` is the source, or the first one of the rotated file that the source continues.
+    """
+    legs = described(store.sql(f"SELECT rowid AS row, {_COLUMNS} FROM legs"))
+    ends = legs.filter(pl.col("hi").is_not_null()).group_by("source").agg(
+        pl.col("hi").min().alias("first"), pl.col("hi").max().alias("last")
+    )  # fmt: skip
+    paths = dict(store.sql("SELECT source, path FROM sources WHERE path IS NOT NULL").iter_rows())
+    rotated = _rotated.parts(paths, {s: (a, b) for s, a, b in ends.iter_rows() if s is not None})
+    return legs.with_columns(pl.col("part").replace(rotated)) if rotated else legs
 
 
 def described(legs: pl.DataFrame) -> pl.DataFrame:
     """Adds n, lo, hi (window), res, obs (rank of the observer), plike, failed, traced."""
     wall = pl.col("clock").is_null() | (pl.col("clock") == "wall")
     lo = pl.when(wall).then(pl.col("start_ns"))
-    length = (pl.col("e2e_ms") * 1e6).cast(pl.Int64)
+    length = (pl.col("e2e_ms") * 1e6).cast(pl.Int64, strict=False)
     hi = pl.max_horizontal(
         lo, pl.coalesce("end_ns", "last_token_ns", lo + length, "first_token_ns")
     )
@@ -50,6 +60,7 @@ def described(legs: pl.DataFrame) -> pl.DataFrame:
                 | (engine & short & pl.col("role").is_null()).fill_null(value=False)
             ).alias("plike"),
             failed.alias("failed"),
+            pl.col("source").alias("part"),
             (pl.col("trace_id").is_not_null() & pl.col("trace_id").is_duplicated()).alias("traced"),
         )
         .with_row_index("n")

@@ -16,7 +16,7 @@ def prepared(legs: pl.DataFrame) -> pl.DataFrame:
     failed = pl.col("status").is_in(["failed", "aborted"]).fill_null(value=False)
     short = (pl.col("max_tokens") == 1) | ((pl.col("output_tokens") <= 1) & ~failed)
     aligned = pl.col("start_ns").is_not_null()
-    e2e_ns = (pl.col("e2e_ms") * 1e6).cast(pl.Int64)
+    e2e_ns = (pl.col("e2e_ms") * 1e6).cast(pl.Int64, strict=False)
     return legs.with_columns(
         pl.col("start_ns").alias("lo"),
         pl.when(aligned)

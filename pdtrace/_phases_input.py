@@ -174,7 +174,7 @@ WHERE delivered AND coalesce(last_token_ns, end_ns) < coalesce(next_first_token_
 
 # Remainders that came out negative (a system's parts exceed its whole), as a magnitude.
 _NEGATIVE = """
-SELECT l.request, CAST(round(sum(abs(r.value)) * 1e6) AS BIGINT) AS negative_ns
+SELECT l.request, TRY_CAST(round(sum(abs(r.value)) * 1e6) AS BIGINT) AS negative_ns
 FROM reported r JOIN legs l USING (leg)
 WHERE r.quantity = 'negative_remainder_ms' AND r.value <> 0 AND l.request IS NOT NULL
 GROUP BY l.request

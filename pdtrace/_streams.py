@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bz2
 import codecs
-import gzip
+import contextlib
 import io
 import lzma
 import tarfile
@@ -55,9 +55,13 @@ class CarefulReader(io.BufferedReader):
     io.BufferedReader throws away what it had gathered in the call that fails.
     """
 
-    def __init__(self, raw: Any, beneath: Any = None, size: int = 1 << 20) -> None:
-        super().__init__(raw, size)
+    def __init__(
+        self, raw: Any, beneath: Any = None, on_damage: Callable[[Exception], None] | None = None
+    ) -> None:
+        """With `on_damage` the stream just ends at the damage, and the error is handed over there."""
+        super().__init__(raw, 1 << 20)
         self._beneath = beneath
+        self._on_damage = on_damage
         self._damage: Exception | None = None
 
     def read(self, size: int | None = -1) -> bytes:
@@ -65,7 +69,12 @@ class CarefulReader(io.BufferedReader):
         parts: list[bytes] = []
         left = -1 if size is None else size
         while left:
-            part = self.read1(left if left > 0 else 1 << 20)
+            try:
+                part = self.read1(left if left > 0 else 1 << 20)
+            except DAMAGED:
+                if not parts:
+                    raise
+                break
             if not part:
                 break
             parts.append(part)
@@ -73,15 +82,17 @@ class CarefulReader(io.BufferedReader):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read1(self, size: int = -1) -> bytes:
-        """What one look at the stream beneath gives; nothing at the damage, then its error."""
-        if self._damage is not None:
-            damage, self._damage = self._damage, None
-            raise damage
-        try:
-            return super().read1(size)
-        except DAMAGED as error:
-            self._damage = error
+        """What one look at the stream beneath gives; behind damage always its error."""
+        if self._damage is None:
+            try:
+                return super().read1(size)
+            except DAMAGED as error:
+                self._damage = error
+                if self._on_damage is not None:
+                    self._on_damage(error)
+        if self._on_damage is not None:
             return b""
+        raise self._damage
 
     def readinto(self, buffer: Any) -> int:
         """As read(), into a buffer."""
@@ -171,6 +182,52 @@ class _Zstd:
         return b"".join(parts)
 
 
+class _Gzip:
+    """gzip members one after the other; unlike the library's reader it gives every byte before damage."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._member = zlib.decompressobj(wbits=31)
+        self._input = b""
+        self._damage: zlib.error | None = None
+
+    def read1(self, size: int) -> bytes:
+        while self._damage is None:
+            if self._member.eof:
+                rest = (self._member.unused_data or self._stream.read(_STEP)).lstrip(b"\0")
+                if not rest:  # zeros behind the last member are padding
+                    return b""
+                self._member, self._input = zlib.decompressobj(wbits=31), rest
+            self._input = self._input or self._stream.read(_STEP)
+            if not self._input:
+                raise EOFError("the file ends in the middle of its gzip data")
+            if data := self._decompress(size):
+                return data
+        raise self._damage
+
+    def _decompress(self, size: int) -> bytes:
+        before = self._member.copy()
+        try:
+            data = self._member.decompress(self._input, size)
+        except zlib.error as error:
+            self._damage = error
+            return _byte_by_byte(before, self._input, size)
+        self._input = self._member.unconsumed_tail
+        return data
+
+
+def _byte_by_byte(member: Any, data: bytes, size: int) -> bytes:
+    """What can be decompressed before the byte that cannot."""
+    parts: list[bytes] = []
+    with contextlib.suppress(zlib.error):
+        for number in data:
+            parts.append(member.decompress(bytes((number,))))
+            size -= len(parts[-1])
+            if size <= 0:
+                break
+    return b"".join(parts)
+
+
 class _AsUtf8(_Raw):
     """Text in UTF-16 or UTF-32 as UTF-8; what cannot be decoded becomes U+FFFD."""
 
@@ -204,7 +261,7 @@ class Cut(_Raw):
 
 
 _DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {
-    "gzip": lambda stream: gzip.GzipFile(fileobj=stream),
+    "gzip": _Gzip,
     "bzip2": bz2.BZ2File,
     "xz": lzma.LZMAFile,
     "zstd": _Zstd,

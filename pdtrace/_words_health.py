@@ -29,9 +29,7 @@ def kv_pressure(row: Row) -> Words:
             f"({plural(row['observations'], 'observation')}).",
             f"Meanwhile up to {count(waiting)} requests waited." if waiting else None,
         ),
-        suggestions=(
-            "more memory for the KV cache, fewer requests at once, or shorter contexts",
-        ),
+        suggestions=("more memory for the KV cache, fewer requests at once, or shorter contexts",),
     )
 
 
@@ -118,9 +116,7 @@ def low_cache_reuse(row: Row) -> Words:
         title=f"later turns computed {share(row['share'])} of a reusable prefix again",
         detail=f"{count(row['value'])} of {count(row['reusable_tokens'])} tokens in {plural(row['sessions'], 'session')}; "
         f"{row['moved_turns']:,} of {plural(row['requests'], 'later turn')} went to another worker than the turn before.",
-        suggestions=(
-            "routing the turns of a session to one worker; cache size and eviction",
-        ),
+        suggestions=("routing the turns of a session to one worker; cache size and eviction",),
     )
 
 
@@ -165,7 +161,8 @@ def clock_skew(row: Row) -> Words:
         )
     return Words(
         title="times of different records do not fit together exactly",
-        detail="; ".join(parts) + ". Nothing was clamped; only a worker whose clock is clearly off was shifted, by the middle of its bounds.",
+        detail="; ".join(parts)
+        + ". Nothing was clamped; only a worker whose clock is clearly off was shifted, by the middle of its bounds.",
         suggestions=("synchronising the hosts' clocks, or comparing only times of one host",),
     )
 

@@ -6,6 +6,7 @@ from pdtrace._words import Row, Words, phase, sentence
 from pdtrace.numbers import count, duration, plural, seconds, share
 
 PROMPT_ADVICE = "prefix caching or shorter contexts before splitting prefill and decode"
+SURE = 0.3  # a rank correlation surely above it is one to speak of (view token_dependence)
 NOT_FASTER = "Taking the cause away makes streams steadier; that is not the same as faster."
 
 
@@ -15,7 +16,12 @@ def slow_first_token(row: Row) -> Words:
     if row["prompt_driven"]:
         driver = f"It follows the prompt: {_prompt_strength(row)}."
     elif row["prompt_driven"] is False:
-        driver = f"It does not follow the prompt length ({_prompt_strength(row)})."
+        verb = (
+            "follows the prompt length only weakly"
+            if (row["prompt_rho_low"] or 0) > 0
+            else "does not follow the prompt length"
+        )
+        driver = f"It {verb}: {_prompt_strength(row)}."
     elif row["prompt_rho"] is not None:
         driver = f"No clear link to the prompt length ({_prompt_strength(row)})."
     elif not row["prompts_known"]:
@@ -23,7 +29,8 @@ def slow_first_token(row: Row) -> Words:
     else:
         driver = f"Too few prompt lengths are known ({row['prompts_known']:,}) to say whether they drive it."
     grown = None
-    if row["grown_phase"] and row["grown_ratio"] is not None and row["grown_ratio"] > 0.3:
+    dark = row["top_phase"] == "unattributed" and (row["top_phase_ratio"] or 0) > 0.999
+    if row["grown_phase"] and not dark and (row["grown_ratio"] or 0) > 0.3:
         grown = (
             f"Most of the difference to the other requests is {phase(row['grown_phase'])} "
             f"({share(row['grown_ratio'])})."
@@ -58,9 +65,7 @@ def _limit(row: Row, unit: str) -> str:
         return f"Above the limit given ({duration(row['limit_ms'])}{per})."
     if row["models"] > 1:
         return f"Against what is ordinary for their model in this run ({row['models']:,} models, each by itself)."
-    return (
-        f"Above what is ordinary in this run ({duration(row['limit_ms'])}{per}; typical {duration(row['typical_ms'])})."
-    )
+    return f"Above what is ordinary in this run ({duration(row['limit_ms'])}{per}; typical {duration(row['typical_ms'])})."
 
 
 def _tail(row: Row, key: str) -> str:
@@ -71,10 +76,25 @@ def _tail(row: Row, key: str) -> str:
     return f"slowest {duration(slowest)}" if slowest is not None else f"n = {row['measured']:,}"
 
 
+def _groups(
+    slow: int, slow_long: int | None, measured: int, other_long: int | None, what: str
+) -> str:
+    return (
+        f"{slow_long or 0:,} of {slow:,} slow ones have a long {what}, "
+        f"{other_long or 0:,} of the {measured - slow:,} others"
+    )
+
+
 def _prompt_strength(row: Row) -> str:
-    if row["prompt_rho"] is None:
-        return (
-            f"{row['slow_long_input'] or 0:,} of {row['requests']:,} slow ones have a long prompt"
+    if row["prompt_rho"] is None and not row["requests"]:
+        return "all prompts are of one length"
+    if row["prompt_rho"] is None or (row["prompt_driven"] and row["prompt_rho_low"] <= SURE):
+        return _groups(
+            row["requests"],
+            row["slow_long_input"],
+            row["measured"],
+            row["other_long_input"],
+            "prompt",
         )
     slope = (
         f", {duration(row['prompt_slope_ms'])} for each 1,000 prompt tokens"
@@ -90,7 +110,9 @@ def _prompt_strength(row: Row) -> str:
 def _first_token_advice(row: Row) -> tuple[str, ...]:
     top = row["grown_phase"] or row["top_phase"]
     if top in {"kv_wait", "kv_transfer", "kv_load"}:
-        return ("KV space on the decode workers, the link between prefill and decode, the size of the prompts",)
+        return (
+            "KV space on the decode workers, the link between prefill and decode, the size of the prompts",
+        )
     if top in {"queue", "router"}:
         return ("load and admission: requests wait before any of their tokens is computed",)
     if row["prompt_driven"]:
@@ -132,22 +154,40 @@ def _growth(row: Row) -> str | None:
     """Whether the time per token grows with the answer; only said where some streams are slow."""
     if not row["requests"] or row["output_rho"] is None:
         return None
-    strength = (
-        f"rank correlation {row['output_rho']:.2f}, {row['output_rho_low']:.2f} to {row['output_rho_high']:.2f}, "
-        f"n = {row['output_pairs']:,}"
+    strength = _groups(
+        row["requests"],
+        row["slow_long_output"],
+        row["measured"],
+        row["other_long_output"],
+        "answer",
     )
+    if not row["output_driven"] or row["output_rho_low"] > SURE:
+        strength = (
+            f"rank correlation {row['output_rho']:.2f}, {row['output_rho_low']:.2f} to {row['output_rho_high']:.2f}, "
+            f"n = {row['output_pairs']:,}"
+        )
     if row["output_driven"]:
         return f"The time per token grows with the length of the answer ({strength})."
     if row["output_driven"] is False:
-        return f"The time per token does not follow the length of the answer ({strength})."
+        if row["output_rho_low"] > 0:
+            return (
+                f"The time per token grows only weakly with the length of the answer ({strength})."
+            )
+        return f"The time per token does not grow with the length of the answer ({strength})."
     return f"No clear link to the length of the answer ({strength})."
 
 
 def _stream_advice(row: Row) -> tuple[str, ...]:
     if row["gaps"] is None and not row["workers"]:
         more = "logging the time of every chunk, and the engine's steps: they show which prompts or batches hold streams up"
-        return ("capping long answers; batch size and KV-cache pressure", more) if row["output_driven"] else (more,)
-    return ("reading the findings prefill_interference, preemption and kv_pressure: they say what holds streams up",)
+        return (
+            ("capping long answers; batch size and KV-cache pressure", more)
+            if row["output_driven"]
+            else (more,)
+        )
+    return (
+        "reading the findings prefill_interference, preemption and kv_pressure: they say what holds streams up",
+    )
 
 
 def long_output(row: Row) -> Words:
@@ -239,7 +279,11 @@ def kv_transfer(row: Row) -> Words:
         detail = (
             f"{_wait(row)} {seconds(row['upper_bound_s'])} are the whole wait on the decode side: transfer, hand-over, "
             "waiting for a step; these data do not tell them apart. "
-            f"{seconds(known)} are known to be KV time."
+            + (
+                f"{seconds(known)} are known to be KV time."
+                if known
+                else "None of it is known to be KV time for sure."
+            )
         )
         assumptions: tuple[str, ...] = (
             "the decode side's wait contains the transfer and is not only the transfer",
@@ -294,16 +338,15 @@ def unattributed_time(row: Row) -> Words:
             detail="Only whole requests as one observer saw them are there: no component says what it did in that time.",
             suggestions=("tracing the server; `pdtrace coverage` lists the switches",),
         )
-    else:
-        detail = (
-            f"Per request p50 {duration(row['unknown_p50_ms'])}, p99 {duration(row['unknown_p99_ms'])}"
-            + (
-                f"; {share(row['ttft_ratio'])} of the time before first tokens"
-                if row["ttft_ratio"] is not None
-                else ""
-            )
-            + "."
+    detail = (
+        f"Per request p50 {duration(row['unknown_p50_ms'])}, p99 {duration(row['unknown_p99_ms'])}"
+        + (
+            f"; {share(row['ttft_ratio'])} of the time before first tokens"
+            if row["ttft_ratio"] is not None
+            else ""
         )
+        + "."
+    )
     return Words(
         title=f"{share(row['share'])} of the requests' time is accounted for by nobody",
         detail=detail,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 FEW = 5  # with fewer values there is no typical one (view request_marks)
 PAIRS = 10  # with fewer pairs no correlation is claimed (view token_dependence)
+NO_TIMES = "Log at least when each request starts, when its first chunk arrives and when it ends."
 FINE_MS = 1_000.0  # first tokens that all come within a second are called fine, not only even
 
 
@@ -25,6 +26,12 @@ def closing(deployment: Deployment, rows: Mapping[str, Row]) -> str:
     if failed is not None and failed["severity"] == "critical":
         return "See to the failures first: they are in no latency figure."
     given = any(row is not None and row["limit_given"] for row in (first, stream))
+    limits = next((row for row in deployment.slo if row["metric"] == "all"), None)
+    if limits is not None and not given:
+        return (
+            f"{limits['good']:,} of {plural(limits['arrivals'], 'request')} are known to meet the limits given; "
+            "none is known to break one."
+        )
     if n < FEW and not given:
         return (
             f"{plural(n, 'request')}: too few to call anything slow against the others; add rows "
@@ -58,7 +65,7 @@ def _late(deployment: Deployment, row: Row) -> str:
         )
     if row["prompt_driven"] is False:
         return (
-            f"{slow}, and prompt length does not explain it: look at load and waiting at those times "
+            f"{slow}, and prompt length explains little of it: look at load and waiting at those times "
             "(arrivals, queue, rate limits) first."
         )
     return (
@@ -138,11 +145,13 @@ def _even(deployment: Deployment) -> str:
     long = any(d["measure"] == "e2e" and d["follows"] for d in deployment.dependence)
     if judged["ttft_ms"] is None and judged["tpot_ms"] is None:
         if judged["e2e_ms"] is None:
-            return "No times are in these data: log at least when each request starts, when its first chunk arrives and when it ends."
+            return NO_TIMES
         rest = "to tell late first tokens from slow streams, stream the answers and log when the first chunk arrives."
         return f"Total time follows the length of the answers; {rest}" if long else _capital(rest)
     what = " or ".join(
-        name for name, key in (("first token", "ttft_ms"), ("stream", "tpot_ms")) if judged[key] is not None
+        name
+        for name, key in (("first token", "ttft_ms"), ("stream", "tpot_ms"))
+        if judged[key] is not None
     )
     follows = ", and total time follows the length of the answers" if long else ""
     return (
@@ -164,15 +173,17 @@ def dependence(rows: Sequence[Row]) -> list[str]:
         if row["rho"] is None:
             lines.append(f"{effect} against {cause}: all lengths or all times are equal")
             continue
-        evidence = (
-            f"rank correlation {row['rho']:.2f}, {row['rho_low']:.2f} to {row['rho_high']:.2f}, n = {row['pairs']:,}"
-        )
+        evidence = f"rank correlation {row['rho']:.2f}, {row['rho_low']:.2f} to {row['rho_high']:.2f}, n = {row['pairs']:,}"
         slope = (
             f"; about {duration(row['slope_ms'])} for each 1,000 tokens"
             if row["follows"] and row["slope_ms"] is not None
             else ""
         )
-        verb = {True: "follows", False: "does not follow", None: "has no clear link to"}[row["follows"]]
+        verb = {True: "follows", False: "does not follow", None: "has no clear link to"}[
+            row["follows"]
+        ]
+        if row["follows"] is False and row["rho_low"] > 0:
+            verb = "follows only weakly"
         lines.append(f"{effect} {verb} {cause} ({evidence}{slope})")
     return lines
 
@@ -198,11 +209,11 @@ def failures(row: Row) -> str:
     if not ended:
         return ""
     return (
-        f"{' and '.join(ended)} of {plural(row['seen'], 'request')}" + (f" ({kinds})" if kinds else "") + "."
+        f"{' and '.join(ended)} of {plural(row['seen'], 'request')}"
+        + (f" ({kinds})" if kinds else "")
+        + "."
     )
 
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-

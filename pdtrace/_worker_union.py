@@ -16,6 +16,7 @@ from pdtrace.workers import merged_rows
 _FRONT = ("frontend", "router", "gateway")
 _LOCAL = {"file", "address"}  # kinds of names that a scrape or a file gives to a process
 _SECOND_NS = 1_000_000_000
+_MOST = 0.9  # share of its requests that the other saw too
 
 
 @dataclass
@@ -51,6 +52,7 @@ def unite(store: Store) -> dict[str, str]:
     for members in places.values():
         if len(members) > 1:
             names |= _named(_services(members)) | _named(_fronts(members)) | _named(_metrics(members))
+    names |= _tables(store, places, {*names, *names.values()})
     names = {old: _last(names, old) for old in names}
     if names:
         _rewrite(store, names)
@@ -121,6 +123,33 @@ def _metrics(members: list[_Known]) -> list[tuple[_Known, _Known]]:
         if end is None or all(start * _SECOND_NS <= end + _SECOND_NS for start in starts):
             pairs += [(m, others[0]) for m in nameless]
     return pairs
+
+
+def _tables(
+    store: Store, places: Mapping[str, list[_Known]], united: set[str]
+) -> dict[str, str]:
+    """A table of requests that a component wrote is that component, where one saw the same requests as the same.
+
+    A table names no software; what it saw as a router, the only router of its requests saw.
+    """
+    able = [
+        m.worker for members in places.values() for m in members
+        if m.worker.startswith("file:") and m.worker not in united
+        and m.engine is None and m.observers and "client" not in m.observers
+    ]  # fmt: skip
+    names = {}
+    for table in able:
+        rows = store.rows(
+            """WITH mine AS (SELECT DISTINCT request, observer FROM legs
+                             WHERE worker = ? AND request IS NOT NULL AND container IS NOT TRUE)
+               SELECT l.worker, count(DISTINCT l.request), (SELECT count(DISTINCT request) FROM mine)
+               FROM legs l JOIN mine USING (request, observer)
+               WHERE l.worker <> ? AND l.container IS NOT TRUE GROUP BY l.worker""",
+            [table, table],
+        )
+        if len(rows) == 1 and rows[0][1] >= _MOST * rows[0][2] and rows[0][0] not in able:
+            names[table] = rows[0][0]
+    return names
 
 
 def _may_be_one(a: _Known, b: _Known) -> bool:

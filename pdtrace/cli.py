@@ -72,9 +72,11 @@ def _trace(
 
 
 def _options(since: str | None, until: str | None, keep_content: bool) -> Options:
+    from pdtrace import _no_pandas
     from pdtrace.ingest import Options
     from pdtrace.options import parse_window
 
+    _no_pandas.leave_out()
     since_ns, until_ns = parse_window(since, until)
     return Options(keep_content, since_ns, until_ns)
 

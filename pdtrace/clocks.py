@@ -59,8 +59,8 @@ def _domains(store: Store) -> list[dict[str, object]]:
     store.connection.register("_offsets", offsets.to_arrow())
     store.execute(
         """UPDATE legs SET start_ns = clock_start_ns - o.offset_ns,
-             first_token_ns = clock_start_ns - o.offset_ns + CAST(round(ttft_ms * 1e6) AS BIGINT),
-             end_ns = clock_start_ns - o.offset_ns + CAST(round(e2e_ms * 1e6) AS BIGINT),
+             first_token_ns = clock_start_ns - o.offset_ns + TRY_CAST(round(ttft_ms * 1e6) AS BIGINT),
+             end_ns = clock_start_ns - o.offset_ns + TRY_CAST(round(e2e_ms * 1e6) AS BIGINT),
              resolution_ns = greatest(coalesce(resolution_ns, 1), o.half_width_ns)
            FROM _offsets o WHERE legs.clock = o.domain AND legs.clock_start_ns IS NOT NULL"""
     )

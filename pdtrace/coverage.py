@@ -178,21 +178,40 @@ def report(store: Store) -> dict[str, Any]:
 
 
 def unknown(store: Store, deployments: Sequence[Deployment]) -> list[str]:
-    """What stays unknown, with the switch that would tell; one line an item, deployments that share it together."""
+    """What stays unknown and the switch that would tell; what one switch adds stands in one line."""
     names = {d.id: d.name for d in deployments}
-    lines: dict[tuple[str, str], list[str]] = {}
+    where: dict[tuple[str, str], list[str]] = {}
     for row in items(store):
         missing = (
             row["applies"] is not False and row["expected"] and row["present_ratio"] is not None
         )
         if missing and row["present_ratio"] < ENOUGH and row["deployment"] in names:
-            how = f": {row['switch']}" if row["switch"] else ""
-            part = f"{row['present']:,} of {row['expected']:,} {row['unit']}"
-            lines.setdefault((row["words"], how), []).append(f"{names[row['deployment']]} {part}")
-    several = len(deployments) > 1
+            known = f"{row['present']:,} of {row['expected']:,} {row['unit']}"
+            name = f"{names[row['deployment']]}: " if len(deployments) > 1 else ""
+            where.setdefault((row["words"], row["switch"] or ""), []).append(name + known)
+    lines: dict[tuple[str, str], list[str]] = {}
+    for (words, switch), parts in where.items():
+        lines.setdefault(("; ".join(parts), switch), []).append(words)
+    return _foreign_spans(store) + [
+        f"{', '.join(words)}: known for {parts}" + (f". To add: {switch}" if switch else "")
+        for (parts, switch), words in lines.items()
+    ]
+
+
+def _foreign_spans(store: Store) -> list[str]:
+    """Scopes none of whose traces holds a request: nobody here knows what their spans mean."""
+    rows = store.rows(
+        """SELECT coalesce(nullif(scope_name, ''), 'no scope') AS scope, count(*) AS spans
+           FROM spans GROUP BY scope_name
+           HAVING count(*) FILTER (trace_id IN (SELECT trace_id FROM legs WHERE trace_id IS NOT NULL)) = 0
+           ORDER BY spans DESC, scope"""
+    )
+    if not rows:
+        return []
+    scopes = ", ".join(f"{scope} ({spans:,})" for scope, spans in rows[:5])
+    more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
     return [
-        f"{words} ({'; '.join(where) if several else where[0].removeprefix(deployments[0].name + ' ') + ' have it'}){how}"
-        for (words, how), where in lines.items()
+        f"what the spans of {scopes}{more} tell: their traces hold no request that is known here"
     ]
 
 
@@ -230,6 +249,8 @@ def _limits(store: Store, deployment: Deployment) -> list[str]:
     if set(details) <= {"unattributed"}:
         lines.append(
             "where the time went inside the server: only durations of whole requests are there"
+            if deployment.latency
+            else "anything about the latency of single requests: their times are not there"
         )
     if not steps:
         lines.append(
@@ -244,6 +265,12 @@ def _limits(store: Store, deployment: Deployment) -> list[str]:
     if "kv_wait_upper_bound" in details:
         lines.append(
             "how long the KV transfer itself took: only the whole wait on the decode side is known (upper bound)"
+        )
+    if deployment.mode == "disaggregated" and not any(
+        row["phase"] == "prefill" for row in deployment.phases
+    ):
+        lines.append(
+            "how the time before first tokens divides into prefill and KV transfer: no record places the end of the prefill"
         )
     if "before_queue" in details:
         lines.append(

@@ -21,6 +21,7 @@ _SEVERITIES = ("critical", "warning", "info")
 _METRICS = ("ttft_ms", "e2e_ms", "tpot_ms", "itl_ms")
 _DETAILS = tuple(PHASE_DETAILS)
 _READ_BY_MANY = ("counted_requests", "deployment_sources", "phase_by_request", "gap_summary", "token_dependence")
+_ASKED = ("latency_by_observer", "phase_summary", "coverage_items")
 
 # `told`: something beside samples says what it is or that it worked.
 _WORKERS = """
@@ -65,6 +66,7 @@ class Deployment:
     marks: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
     dependence: tuple[Row, ...] = ()
+    figures: tuple[Row, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ def _deployment_dict(deployment: Deployment) -> dict[str, Any]:
         "marks": [dict(row) for row in deployment.marks],
         "dependence": [dict(row) for row in deployment.dependence],
         "notes": list(deployment.notes),
+        "figures": [dict(row) for row in deployment.figures],
     }
 
 
@@ -139,6 +142,7 @@ def diagnose(store: Store, slo: Slo | None = None) -> Diagnosis:
 
 def _diagnose(store: Store, slo: Slo) -> Diagnosis:
     problems = _problems(store)
+    store.ask_ahead([*_finding_queries(slo).items(), *((name, {}) for name in _ASKED)])
     findings = _findings(store, slo, problems)
     latency = sorted(
         store.query("latency_by_observer").to_dicts(),
@@ -206,7 +210,9 @@ def _judged(
     pools = marks.pools(store, deployment.id)
     if len(pools) > 1:
         notes.append(wording.models(pools))
-    if deployment.requests["count"] and not wording.phases_known(deployment):
+    if not deployment.requests["count"]:
+        deployment = replace(deployment, figures=tuple(marks.figures(store, deployment.id)))
+    if deployment.latency and not wording.phases_known(deployment):
         deployment = replace(
             deployment,
             marks=tuple(marks.marks(store, deployment.id, slo)),
@@ -222,19 +228,25 @@ def _judged(
 def _findings(store: Store, slo: Slo, problems: list[str]) -> list[tuple[Finding, Row]]:
     """The rows of every finding query, with their words."""
     found: list[tuple[Finding, Row]] = []
-    for query in library.queries().values():
-        if query.kind != "findings":
-            continue
-        limits = {f"slo_{key}": value for key, value in vars(slo).items() if value is not None}
-        wanted = {p.name for p in query.params}
+    for name, parameters in _finding_queries(slo).items():
         try:
-            rows = store.query(query.name, **{k: v for k, v in limits.items() if k in wanted})
-            found += [(wording.finding(query.name, row), row) for row in rows.iter_rows(named=True)]
+            rows = store.query(name, **parameters)
+            found += [(wording.finding(name, row), row) for row in rows.iter_rows(named=True)]
         except BaseException as error:  # one that breaks down leaves the others alone
             reraise_stop(error)
-            _log.debug("finding %s failed", query.name, exc_info=True)
-            problems.append(f"finding {query.name} failed: {in_one_line(error)}; {REPORT}")
+            _log.debug("finding %s failed", name, exc_info=True)
+            problems.append(f"finding {name} failed: {in_one_line(error)}; {REPORT}")
     return found
+
+
+def _finding_queries(slo: Slo) -> dict[str, dict[str, object]]:
+    """Every finding with those of its parameters that the user's limits set."""
+    limits = {f"slo_{key}": value for key, value in vars(slo).items() if value is not None}
+    return {
+        query.name: {p.name: limits[p.name] for p in query.params if p.name in limits}
+        for query in library.queries().values()
+        if query.kind == "findings"
+    }
 
 
 def _problems(store: Store) -> list[str]:
@@ -306,11 +318,12 @@ def _attainment(store: Store, deployment: str, slo: Slo) -> list[dict[str, Any]]
     tests["all"] = "(" + " AND ".join(tests.values()) + ")"
     for key, test in tests.items():
         known = test if key == "all" else f"{key} IS NOT NULL OR output_tokens = 1"
-        ((n, completed, unknown, good),) = store.rows(
+        ((n, completed, unknown, good, single),) = store.rows(
             f"""SELECT count(*), count(*) FILTER (outcome = 'completed'),
                        count(*) FILTER (outcome = 'completed' AND NOT coalesce({known}, false)
                                         AND {"true" if key != "all" else "ttft_ms IS NULL"}),
-                       count(*) FILTER (outcome = 'completed' AND {test})
+                       count(*) FILTER (outcome = 'completed' AND {test}),
+                       count(*) FILTER (outcome = 'completed' AND {test} AND tpot_ms IS NULL AND output_tokens = 1)
                 FROM requests WHERE deployment = ?""",
             [deployment],
         )
@@ -318,7 +331,7 @@ def _attainment(store: Store, deployment: str, slo: Slo) -> list[dict[str, Any]]
         rows.append(
             {
                 "metric": key, "limit_ms": limits.get(key), "good": good, "arrivals": n, "completed": completed,
-                "unknown": unknown, "attainment": good / n if n else None, "interval": [low, high],
+                "unknown": unknown, "single": single if "tpot_ms" in limits and key in {"tpot_ms", "all"} else 0, "attainment": good / n if n else None, "interval": [low, high],
                 "attainment_of_completed": good / completed if completed else None,
             }
         )  # fmt: skip

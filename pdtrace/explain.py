@@ -6,9 +6,11 @@ from typing import Any
 
 from pdtrace import numbers
 from pdtrace.errors import PdtraceError
+from pdtrace.phrases import shorten, worker_names
 from pdtrace.store import Store
 
 SLOWEST = "slowest"
+COARSE_NS = 10_000_000  # instants coarser than this say so
 
 
 def explain(store: Store, wanted: str) -> dict[str, Any]:
@@ -19,16 +21,17 @@ def explain(store: Store, wanted: str) -> dict[str, Any]:
     wanted = wanted.encode("utf-8", "replace").decode()  # arguments may hold bytes that are no text
     request = _find(store, wanted)
     row = _rows(store, "SELECT * FROM requests WHERE request = ?", request)[0]
+    names = _names(store, row["deployment"])
     return {
         "request": request,
         "title": f"request {request}",
-        "lines": _summary(row),
+        "lines": _summary(row, names),
         "sections": [
             section
             for section in (
                 _observations(store, request),
-                _phases(store, request, row),
-                _legs(store, request, row),
+                _phases(store, request, row, names),
+                _legs(store, request, row, names),
                 _edges(store, request),
                 _reported(store, request),
                 _streams(store, request),
@@ -36,6 +39,23 @@ def explain(store: Store, wanted: str) -> dict[str, Any]:
             if section["rows"]
         ],
     }
+
+
+def _after(instant: int | None, origin: int | None, resolution_ns: int | None = None) -> str:
+    """An instant counted from the start of the window; coarse ones say how coarse they are."""
+    if instant is None or origin is None:
+        return ""
+    ms = (instant - origin) / 1e6
+    text = ("-" if ms < 0 else "+") + numbers.duration(abs(ms))
+    if (resolution_ns or 1) >= COARSE_NS:
+        text += f" ±{numbers.short((resolution_ns or 1) / 1e6)}"
+    return text
+
+
+def _names(store: Store, deployment: str | None) -> dict[str, str]:
+    """Short names of the deployment's workers."""
+    rows = _rows(store, "SELECT worker, name, role FROM workers WHERE deployment = ?", deployment)
+    return worker_names(rows)
 
 
 def _rows(store: Store, query: str, *parameters: object) -> list[dict[str, Any]]:
@@ -86,10 +106,10 @@ def _find(store: Store, wanted: str) -> str:
     return str(found[0]["request"])
 
 
-def _summary(row: dict[str, Any]) -> list[str]:
+def _summary(row: dict[str, Any], names: dict[str, str]) -> list[str]:
     tokens = f"{numbers.count(row['prompt_tokens'])} prompt tokens ({numbers.count(row['cached_tokens'])} cached), {numbers.count(row['output_tokens'])} output tokens"
     lines = [
-        f"{row['outcome']}{' (' + row['error'] + ')' if row['error'] else ''}, {row['mode'] or 'mode unknown'}, {tokens}",
+        f"{row['outcome']}{' (' + row['error'] + ')' if row['error'] else ''}, {'mode unknown' if row['mode'] in {None, 'unknown'} else row['mode']}, {tokens}",
         (
             f"TTFT {numbers.duration(row['ttft_ms'])}, whole {numbers.duration(row['e2e_ms'])}, "
             f"per output token {numbers.duration(row['tpot_ms'])} as the {row['first_token_observer'] or 'records'} saw it"
@@ -101,7 +121,7 @@ def _summary(row: dict[str, Any]) -> list[str]:
         lines.append(f"{row['attempts']} attempts")
     workers = [w for w in (row["prefill_worker"], row["decode_worker"]) if w]
     if workers:
-        lines.append("workers: " + " → ".join(dict.fromkeys(workers)))
+        lines.append("workers: " + " → ".join(names.get(w, shorten(w)) for w in dict.fromkeys(workers)))
     if row["note"]:
         lines.append(f"note: {row['note']}")
     return lines
@@ -122,7 +142,9 @@ def _observations(store: Store, request: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _phases(store: Store, request: str, row: dict[str, Any]) -> dict[str, Any]:
+def _phases(
+    store: Store, request: str, row: dict[str, Any], names: dict[str, str]
+) -> dict[str, Any]:
     rows = _rows(store, "SELECT * FROM phases WHERE request = ? ORDER BY start_ns", request)
     origin = row["start_ns"]
     checks = _rows(store, "SELECT * FROM partition_checks WHERE request = ?", request)
@@ -139,10 +161,10 @@ def _phases(store: Store, request: str, row: dict[str, Any]) -> dict[str, Any]:
         "columns": ["from", "duration", "phase", "detail", "worker", "basis", "remark"],
         "rows": [
             [
-                f"+{numbers.duration((r['start_ns'] - origin) / 1e6)}",
+                _after(r["start_ns"], origin),
                 numbers.duration((r["end_ns"] - r["start_ns"]) / 1e6),
                 r["phase"] + (" ◂ first token" if first is not None and r["start_ns"] <= first < r["end_ns"] else ""),
-                r["detail"], r["worker"] or "", r["basis"] or "", r["semantics"] or "",
+                r["detail"], _short(r["worker"], names), "up to" if r["basis"] == "upper_bound" else r["basis"] or "", r["semantics"] or "",
             ]
             for r in rows
         ],
@@ -150,7 +172,13 @@ def _phases(store: Store, request: str, row: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _legs(store: Store, request: str, row: dict[str, Any]) -> dict[str, Any]:
+def _short(worker: str | None, names: dict[str, str]) -> str:
+    return "" if worker is None else names.get(worker, shorten(worker))
+
+
+def _legs(
+    store: Store, request: str, row: dict[str, Any], names: dict[str, str]
+) -> dict[str, Any]:
     rows = _rows(
         store,
         """SELECT l.*, s.path FROM legs l LEFT JOIN sources s USING (source)
@@ -159,20 +187,14 @@ def _legs(store: Store, request: str, row: dict[str, Any]) -> dict[str, Any]:
     )
     origin = row["start_ns"]
 
-    def offset(instant: int | None) -> str:
-        return (
-            ""
-            if instant is None or origin is None
-            else f"+{numbers.duration((instant - origin) / 1e6)}"
-        )
-
     return {
         "title": "Records of it",
         "columns": ["observer", "role", "worker", "start", "first token", "end", "status", "id", "source"],
         "rows": [
-            [r["observer"] or "", (r["role"] or "?") + (" (hop)" if r["container"] else ""), r["worker"] or "",
-             offset(r["start_ns"]), offset(r["first_token_ns"]), offset(r["end_ns"]), r["status"] or "",
-             r["request_id"] or r["leg"], r["path"] or ""]
+            [r["observer"] or "", (r["role"] or "?") + (" (hop)" if r["container"] else ""), _short(r["worker"], names),
+             *(_after(r[key], origin, r["resolution_ns"]) for key in ("start_ns", "first_token_ns", "end_ns")),
+             "not said" if r["status"] in {None, "unknown"} else r["status"],
+             r["request_id"] or r["leg"].removeprefix(r["path"] or " "), r["path"] or ""]
             for r in rows
         ],
     }  # fmt: skip

@@ -83,7 +83,8 @@ def take(inputs: list[Input], store: Store, options: Options | None = None) -> N
     _note_copies(accounts, interpret.run(store))
     workers.resolve(store)
     _keep_one_row_a_key(store, _KEYED)
-    _count(store, accounts)
+    if not _count(store, accounts):
+        raise UnknownFormat(*_no_record(accounts))
     derive(store, options)
 
 
@@ -192,7 +193,9 @@ def _read_one(item: Input, store: Store, report: Callable[[int], None]) -> Accou
     try:
         account.sha256, account.size = reading.fingerprint()
     except DAMAGED as error:
-        account.problem = account.problem or f"damaged: {words(error)}"
+        reading.damage = reading.damage or words(error)
+    if reading.damage and not account.problem:
+        account.problem = f"damaged after {account.read:,} records: {reading.damage}"
     account.seen = reading.so_far()
     return account
 
@@ -349,8 +352,23 @@ def _keep_one_row_a_key(store: Store, names: list[str]) -> None:
         )
 
 
-def _count(store: Store, accounts: list[Account]) -> None:
-    """Fill rows_read, rows_kept, rows_skipped, the reasons and the time range of every source."""
+def _no_record(accounts: list[Account]) -> tuple[str, str]:
+    """Message and hint when files were recognised and not one record of them is of use."""
+    told = [a for a in accounts if a.collectors]
+    parts = [
+        f"{a.item.path}: {a.problem or a.what}, "
+        + (", ".join(f"{n:,} x {reason}" for reason, n in a.reasons.most_common(2)) or "no records")
+        for a in told[:3]
+    ]
+    more = f"; and {len(told) - 3:,} more files" if len(told) > 3 else ""
+    return (
+        f"nothing here says where time went ({'; '.join(parts)}{more})",
+        "is the file whole? `pdtrace sources` lists what is read of each system",
+    )
+
+
+def _count(store: Store, accounts: list[Account]) -> int:
+    """Records kept of all sources; fills rows_read, rows_kept, rows_skipped, the reasons and the time range of every source."""
     unions = " UNION ".join(
         f"SELECT source, record FROM {name} WHERE record IS NOT NULL" for name in _raw_tables()
     )
@@ -380,6 +398,7 @@ def _count(store: Store, accounts: list[Account]) -> None:
         )
     store.execute("UPDATE sources SET used = false WHERE used IS NULL")
     store.append("skipped", rows)
+    return sum(kept.values())
 
 
 def _reasons(account: Account, missing: int) -> dict[str, int]:

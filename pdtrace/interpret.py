@@ -14,7 +14,7 @@ from pdtrace.errors import PROBLEM, REPORT, in_one_line, reraise_stop
 from pdtrace.sink import RowSink
 from pdtrace.store import Store
 
-BATCH_SPANS = 250_000  # whole traces of about this many spans are interpreted at once
+BATCH_SPANS = 50_000  # whole traces of about this many spans are interpreted at once
 FOREIGN_LOG = "log record of a scope that no collector reads"
 UNUSED = {"source": pl.Int32, "record": pl.Int64, "reason": pl.String}
 _log = logging.getLogger(__name__)
@@ -170,8 +170,9 @@ def _resolved(resource: str) -> str:
 def _assign_owners(store: Store) -> None:
     """Temp table span_owners(scope_name, name, owner): every span has exactly one owner."""
     groups = store.rows(
-        f"""SELECT scope_name, name, list_distinct(flatten(array_agg(DISTINCT {spans.keys_sql()}))) AS keys
-           FROM spans GROUP BY ALL"""
+        f"""SELECT scope_name, name, list_distinct(flatten(array_agg({spans.keys_sql()}))) AS keys
+           FROM (SELECT DISTINCT scope_name, name, {", ".join(spans.KEY_COLUMNS)} FROM spans)
+           GROUP BY ALL"""
     )
     rows = [
         {
@@ -191,8 +192,10 @@ def _frame(store: Store, name: str, batches: tuple[int, int], *, again: bool) ->
     `batches` = (which, of how many). With `again`, a trace whose ids were used twice counts as two.
     """
     claims = registry.claims()[name]
+    held = spans.keys_held(store.connection)
     attributes = ", ".join(
-        f'{spans.attribute_sql(key, kind)} AS "{key}"' for key, kind in claims.attributes.items()
+        f'{spans.attribute_sql(key, kind, held.get(key, ()))} AS "{key}"'
+        for key, kind in claims.attributes.items()
     )
     resource = ", ".join(
         f'r.{spans.resource_attribute_sql(key)} AS "resource.{key}"'

@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING
 
 from pdtrace import numbers
 from pdtrace.errors import printable
-from pdtrace.phrases import evidence_line, facts_line, shorten, shorten_path
+from pdtrace.phrases import (
+    MANY,
+    definitions,
+    dependence_lines,
+    evidence_line,
+    facts_line,
+    figure_tables,
+    mark_note,
+    metric_name,
+    phase_cell,
+    shorten,
+    shorten_path,
+    slo_line,
+)
 
 if TYPE_CHECKING:
     from pdtrace.diagnose import Deployment, Diagnosis
@@ -16,14 +29,28 @@ if TYPE_CHECKING:
 def cell(text: object) -> str:
     """A table cell: pipes, line breaks and angle brackets cannot break out of it."""
     plain = (
-        printable(str(text)).replace("\\", "\\\\").replace("|", "\\|").replace("\r", " ").replace("\n", " ")
+        printable(str(text))
+        .replace("\\", "\\\\")
+        .replace("|", "\\|")
+        .replace("\r", " ")
+        .replace("\n", " ")
     )
     return plain.replace("<", "&lt;").replace("`", "\\`")
 
 
+_NUMBERS = {
+    "n", "p50", "p90", "p99", "max", "of TTFT", "of whole", "in", "out", "TTFT", "total", "per token", "read", "kept",
+    "skipped", "mean", "least", "most", "of step time",
+}  # fmt: skip
+
+
 def table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table."""
-    lines = ["| " + " | ".join(map(cell, names)) + " |", "|" + " --- |" * len(names)]
+    right = [name in _NUMBERS for name in names]
+    lines = [
+        "| " + " | ".join(map(cell, names)) + " |",
+        "|" + "".join(" ---: |" if r else " --- |" for r in right),
+    ]
     lines += ["| " + " | ".join(map(cell, row)) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
@@ -66,21 +93,20 @@ def _deployment(deployment: Deployment) -> list[str]:
         "",
     ]
     parts += [cell(facts_line(deployment)), ""]
-    if deployment.latency:
-        rows = [
-            (r["metric"].removesuffix("_ms").upper() + (" *" if r["headline"] else ""), r["observer"], r["count"],
-             *(numbers.duration(r[q]) for q in ("p50", "p90", "p99", "max")), f"{r['level']} {r['basis']}")
-            for r in deployment.latency
-        ]  # fmt: skip
+    if deployment.conditions:
         parts += [
-            table(
-                ("metric (* headline)", "observer", "n", "p50", "p90", "p99", "max", "evidence"),
-                rows,
-            )
+            "conditions: " + " · ".join(f"{cell(k)} {cell(v)}" for k, v in deployment.conditions),
+            "",
         ]
+    parts += _latency(deployment)
+    parts += [f"- {cell(slo_line(row))}" for row in deployment.slo] + (
+        [""] if deployment.slo else []
+    )
+    for heads, rows in figure_tables(deployment):
+        parts += [table(heads, rows)]
     if deployment.phases:
         phases = [
-            (r["phase"], r["detail"], r["count"], *(numbers.duration(r[q]) for q in ("p50_ms", "p90_ms", "p99_ms")),
+            (r["phase"], r["detail"], numbers.count(r["count"]), *(phase_cell(r, q) for q in ("p50_ms", "p90_ms", "p99_ms")),
              numbers.share(r["share_of_ttft"]), numbers.share(r["share_of_e2e"]), f"{r['basis']} ({r['level']})")
             for r in deployment.phases
         ]  # fmt: skip
@@ -88,18 +114,42 @@ def _deployment(deployment: Deployment) -> list[str]:
         parts += [table(names, phases)]
     if deployment.marks:
         marks = [
-            (shorten(str(r["request"])), r["prompt_tokens"], r["output_tokens"], numbers.duration(r["ttft_ms"]),
-             numbers.duration(r["e2e_ms"]), r["mark"], r["note"] or "")
+            (r["label"], *(numbers.count(r[k]) for k in ("prompt_tokens", "output_tokens")),
+             *(numbers.duration(r[k]) for k in ("ttft_ms", "e2e_ms", "tpot_ms")), r["mark"], shorten(r["note"] or "", 60))
             for r in deployment.marks
         ]  # fmt: skip
-        parts += [table(("request", "in", "out", "TTFT", "total", "mark", "note"), marks)]
+        parts += [
+            table(("request", "in", "out", "TTFT", "total", "per token", "mark", "note"), marks)
+        ]
+        lines = [mark_note(deployment), *dependence_lines(deployment)]
+        parts += [*(f"- {cell(line)}" for line in lines if line), ""]
     for finding in deployment.findings:
-        cost = f"{numbers.seconds(finding.cost_s)} lost" if finding.cost_s is not None else ""
         parts += [
             f"- **[{finding.severity}] {cell(finding.title)}**  ",
             f"  {cell(finding.detail)}  ",
         ]
-        parts += [f"  {cell(evidence_line(finding, cost))}"]
+        parts += [f"  {cell(evidence_line(finding))}"]
         parts += [f"  - assumes: {cell(text)}" for text in finding.assumptions]
         parts += [f"  - try: {cell(text)}" for text in finding.suggestions]
+    if deployment.notes:
+        parts += [
+            "",
+            "How the table was read:",
+            "",
+            *(f"- {cell(note)}" for note in deployment.notes),
+        ]
     return [*parts, ""]
+
+
+def _latency(deployment: Deployment) -> list[str]:
+    if not deployment.latency:
+        return []
+    rows = [
+        (metric_name(r) + (" *" if r["headline"] else ""), r["observer"], numbers.count(r["count"]),
+         *(numbers.duration(r[q]) for q in ("p50", "p90")),
+         numbers.duration(r["p99"]) if r["count"] >= MANY else numbers.UNKNOWN, numbers.duration(r["max"]),
+         f"{r['level']} {r['basis']}")
+        for r in deployment.latency
+    ]  # fmt: skip
+    heads = ("metric (* headline)", "observer", "n", "p50", "p90", "p99", "max", "evidence")
+    return [table(heads, rows), *(f"- {cell(line)}" for line in definitions(deployment)), ""]

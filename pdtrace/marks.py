@@ -67,7 +67,7 @@ def _label(row: Mapping[str, Any]) -> str:
 
 def _words(row: Mapping[str, Any]) -> str:
     if row["outcome"] in {"failed", "aborted"}:
-        return row["outcome"] + (f" ({row['error']})" if row["error"] else "")
+        return f"{row['outcome']} ({row['error']})" if row["error"] else str(row["outcome"])
     parts = []
     if row["slow_first_token"]:
         parts.append("slow first token" + (" (long prompt)" if row["long_input"] else ""))
@@ -92,15 +92,44 @@ def pools(store: Store, deployment: str) -> list[dict[str, Any]]:
     ).to_dicts()
 
 
+def figures(store: Store, deployment: str) -> list[dict[str, Any]]:
+    """What steps and metrics say of a deployment without requests: step classes, means, ranges."""
+    steps = store.sql(
+        """SELECT 'steps' AS kind, class AS name, 'ms' AS unit, sum(count)::BIGINT AS count, NULL::DOUBLE AS mean,
+                  NULL::DOUBLE AS low, NULL::DOUBLE AS high, NULL::BOOLEAN AS since_start,
+                  CASE WHEN count(*) = 1 THEN min(p50_ms) END AS p50,
+                  CASE WHEN count(*) = 1 THEN min(p99_ms) END AS p99,
+                  sum(elapsed_s) / sum(sum(elapsed_s)) OVER () AS share, 'A' AS level
+           FROM step_classes WHERE deployment = $deployment GROUP BY class ORDER BY count DESC, class""",
+        deployment=deployment,
+    ).to_dicts()
+    metrics = store.sql(
+        """SELECT kind, metric AS name, unit, count, mean, low, high, since_start,
+                  NULL::DOUBLE AS p50, NULL::DOUBLE AS p99, NULL::DOUBLE AS share, 'D' AS level
+           FROM metric_summary WHERE deployment = $deployment ORDER BY kind, metric""",
+        deployment=deployment,
+    ).to_dicts()
+    return steps + metrics
+
+
 def notes(facts: Iterable[Mapping[str, Any]]) -> list[str]:
     """How a table was read and what was assumed, from the facts that its collector left."""
     lines: dict[str, None] = {}
-    said = sorted(facts, key=lambda f: (_ORDER.get(f["key"].partition(":")[0], 99), f["source"] or 0))
+    said = sorted(
+        facts, key=lambda f: (_ORDER.get(f["key"].partition(":")[0], 99), f["source"] or 0)
+    )
     for fact in said:
         key, _, column = fact["key"].partition(":")
         if key in _NOTES:
-            lines[_NOTES[key].format(column=column, value=fact["value"])] = None
+            value = _few(fact["value"]) if key == "columns_not_used" else fact["value"]
+            lines[_NOTES[key].format(column=column, value=value)] = None
     return list(lines)
+
+
+def _few(names: str, shown: int = 10) -> str:
+    """The first of many column names."""
+    parts = names.split(", ")
+    return names if len(parts) <= shown else f"{', '.join(parts[:shown])} and others"
 
 
 _NOTES = {

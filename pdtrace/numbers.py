@@ -23,6 +23,11 @@ def duration(ms: float | None) -> str:
     return f"{ms:.2f} ms"
 
 
+def short(ms: float) -> str:
+    """A resolution: 1 s, 10 ms, without digits that it does not have."""
+    return f"{ms / 1000:g} s" if ms >= 1000 else f"{ms:g} ms"
+
+
 def seconds(value: float | None) -> str:
     """Seconds lost or spent, as 49.9 s."""
     if value is None:

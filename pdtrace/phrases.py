@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
 
-from pdtrace import numbers
+from pdtrace import numbers, wording
+from pdtrace._words_figures import METRIC_HEADS, STEP_HEADS
+from pdtrace._words_figures import SHOWN as SHOWN_METRICS
+from pdtrace.wording import MANY as MANY
 
 if TYPE_CHECKING:
     from pdtrace.diagnose import Deployment
@@ -14,23 +20,116 @@ if TYPE_CHECKING:
 def facts_line(deployment: Deployment) -> str:
     """Mode, counts, window and workers in one line."""
     counts = deployment.requests
-    parts = [deployment.mode, numbers.plural(counts["count"], "request")]
-    parts += [f"{counts[key]:,} {key}" for key in ("failed", "aborted", "unknown") if counts[key]]
-    if deployment.window[0]:
-        parts.append(f"{deployment.window[0]} to {deployment.window[1]}")
-    roles: dict[str, int] = {}
-    for worker in deployment.workers:
-        role = worker["role"] or "role unknown"
-        roles[role] = roles.get(role, 0) + 1
-    parts.append("workers: " + ", ".join(f"{n} {role}" for role, n in sorted(roles.items())))
+    parts = [f"mode {deployment.mode}" if deployment.mode == "unknown" else deployment.mode]
+    parts.append(numbers.plural(counts["count"], "request"))
+    parts += [f"{counts[key]:,} {key}" for key in ("failed", "aborted") if counts[key]]
+    if counts["unknown"]:
+        parts.append(f"{counts['unknown']:,} of unknown outcome")
+    if window := _window(*deployment.window):
+        parts.append(window)
+    roles = Counter(worker["role"] for worker in deployment.workers)
+    if roles:
+        named = [
+            f"{n} {role}" for role, n in sorted(roles.items(), key=lambda r: r[0] or "~") if role
+        ]
+        named += [f"{roles[None]} of unknown role"] if roles[None] else []
+        parts.append("workers: " + ", ".join(named))
     return " · ".join(parts)
 
 
-def evidence_line(finding: Finding, cost: str) -> str:
-    """Number, interval, requests, level and sources of a finding."""
-    parts = [
-        f"{numbers.quantity(finding.value, finding.unit)}" if finding.value is not None else ""
+def _window(start: str | None, end: str | None) -> str:
+    """The period to the second, the date once where it is one day."""
+    if start is None or end is None:
+        return ""
+    day, first = start[:10], start[11:19]
+    last = end[11:19] if end[:10] == day else f"{end[:10]} {end[11:19]}"
+    return f"{day} {first} to {last} UTC"
+
+
+def metric_name(row: Mapping[str, Any]) -> str:
+    """TTFT, E2E, TPOT or ITL."""
+    return str(row["metric"]).removesuffix("_ms").upper()
+
+
+def definitions(deployment: Deployment) -> list[str]:
+    """What each latency means, each definition once; the headline's first."""
+    said: dict[tuple[str, str], list[str]] = {}
+    for row in sorted(deployment.latency, key=lambda r: not r["headline"]):
+        text = row["definition"] or "definition unknown"
+        text = text.replace(f" as the {row['observer']} saw it", " as that observer saw it")
+        said.setdefault((metric_name(row), text), []).append(row["observer"])
+    order = ("TTFT", "E2E", "TPOT", "ITL")
+    lines = sorted(said.items(), key=lambda item: order.index(item[0][0]))
+    many = Counter(metric for metric, _ in said)
+    return [
+        f"{metric}{' (' + ', '.join(who) + ')' if many[metric] > 1 else ''}: {text}"
+        for (metric, text), who in lines
     ]
+
+
+def slo_line(row: Mapping[str, Any]) -> str:
+    """Attainment of a limit, with its interval and both denominators."""
+    limit = (
+        "all limits"
+        if row["metric"] == "all"
+        else f"{row['metric'].removesuffix('_ms').upper()} ≤ {numbers.duration(row['limit_ms'])}"
+    )
+    low, high = row["interval"]
+    unknown = f"; {row['unknown']:,} of them unknown, counted as missed" if row["unknown"] else ""
+    single = (
+        f"; {numbers.plural(row['single'], 'answer')} of one token meet any TPOT limit"
+        if row.get("single")
+        else ""
+    )
+    return (
+        f"SLO {limit}: met by {row['good']:,} of {numbers.plural(row['arrivals'], 'arrival')} = {numbers.share(row['attainment'])} "
+        f"(95 % interval {numbers.share(low)} – {numbers.share(high)}); "
+        f"{numbers.share(row['attainment_of_completed'])} of the {row['completed']:,} completed{unknown}{single}"
+    )
+
+
+def phase_cell(row: Mapping[str, Any], key: str) -> str:
+    """A duration of a phase; upper bounds say so."""
+    text = numbers.duration(row[key])
+    return f"≤ {text}" if row["basis"] == "upper_bound" and row[key] is not None else text
+
+
+def mark_note(deployment: Deployment) -> str:
+    """How many rows of a longer table are shown."""
+    total, shown = deployment.requests["count"], len(deployment.marks)
+    if shown >= total:
+        return ""
+    return f"{shown} of {total:,} requests: the slow ones first, worst first; `pdtrace query request_marks PATH` gives all"
+
+
+def dependence_lines(deployment: Deployment) -> list[str]:
+    """Whether long input drives first tokens and long output the total."""
+    return wording.dependence(deployment.dependence)
+
+
+def figure_tables(deployment: Deployment) -> list[tuple[Sequence[str], list[list[str]]]]:
+    """What steps and metrics say where no request is known: heads and rows."""
+    tables = (
+        (STEP_HEADS, wording.step_rows(deployment.figures)),
+        (METRIC_HEADS, wording.metric_rows(deployment.figures)),
+    )
+    return [(heads, rows) for heads, rows in tables if rows]
+
+
+def figure_note(deployment: Deployment) -> str:
+    """How many metrics are not shown."""
+    metrics = sum(1 for row in deployment.figures if row["kind"] != "steps")
+    left = metrics - SHOWN_METRICS
+    return f"{left} more metrics: `pdtrace query metric_summary PATH`" if left > 0 else ""
+
+
+def evidence_line(finding: Finding) -> str:
+    """Number, interval, requests, cost, level and sources of a finding."""
+    cost = f"{numbers.seconds(finding.cost_s)} lost" if finding.cost_s else ""
+    main = numbers.quantity(finding.value, finding.unit) if finding.value is not None else ""
+    if main and cost == f"{main} lost":
+        main, cost = cost, ""
+    parts = [f"{_VALUE_NAMES.get(finding.id, '')}{main}"]
     if finding.interval is not None and finding.interval[0] < finding.interval[1]:
         low, high = (numbers.quantity(v, finding.unit) for v in finding.interval)
         parts.append(f"interval {low} – {high}")
@@ -39,15 +138,67 @@ def evidence_line(finding: Finding, cost: str) -> str:
     parts.append(cost)
     parts.append(f"evidence {finding.level}")
     if finding.sources:
-        names = [shorten_path(path, 40) for path in finding.sources[:3]]
+        names = short_paths(finding.sources)[:3]
         more = f" +{len(finding.sources) - 3}" if len(finding.sources) > 3 else ""
         parts.append("from " + ", ".join(names) + more)
     return " · ".join(part for part in parts if part)
 
 
+# What the main number of a finding is, where its title does not say so.
+_VALUE_NAMES = {"slow_first_token": "p95 ", "slow_stream": "p95 ", "clock_skew": "worst "}
+
+
+def unused_reason(row: Mapping[str, Any]) -> str:
+    """Why a source gave nothing: its own words, and what became of its records."""
+    why, reasons = row["why"], row["skipped_reasons"]
+    main = max(reasons, key=reasons.get, default="")
+    if not main or row["used"] or main in why:
+        return str(why or main)
+    return f"{why}; {main}: {reasons[main]:,}" if why else main
+
+
+def short_paths(paths: Sequence[str]) -> list[str]:
+    """File names, with so many folders as tell them apart."""
+    for parts in (1, 2, 3):
+        short = ["/".join(PurePosixPath(path).parts[-parts:]) for path in paths]
+        if len(set(short)) == len(set(paths)):
+            return [shorten_path(name, 48) for name in short]
+    return [shorten_path(path, 48) for path in paths]
+
+
+def worker_names(workers: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Short names by worker id: its own name where unique and short, else role and number."""
+    rows = sorted(workers, key=lambda w: (w["role"] or "worker", w["name"] or "", w["worker"]))
+    own = Counter(row["name"] for row in rows)
+    of_role = Counter(row["role"] or "worker" for row in rows)
+    seen: Counter[str] = Counter()
+    names = {}
+    for row in rows:
+        role = row["role"] or "worker"
+        seen[role] += 1
+        if row["name"] and own[row["name"]] == 1 and not _is_id(row["name"]):
+            names[row["worker"]] = shorten(row["name"], 28)
+        else:
+            names[row["worker"]] = role if of_role[role] == 1 else f"{role}-{seen[role]}"
+    return names
+
+
+def _is_id(name: str) -> bool:
+    """Whether a name is a uuid, a hash or a number, which says nothing to people."""
+    plain = name.replace("-", "").replace(":", "")
+    return len(plain) >= 12 and sum(c in "0123456789abcdef" for c in plain.lower()) == len(plain)
+
+
 def shorten(text: str, width: int = 32) -> str:
-    """Long ids keep their beginning and end."""
-    return text if len(text) <= width else f"{text[: width - 9]}…{text[-8:]}"
+    """Long ids keep their beginning and end; a kind in front of a long id keeps eight signs of it."""
+    if len(text) <= width:
+        return text
+    kind, colon, rest = text.partition(":")
+    if colon and len(kind) <= 12 and _is_id(rest):
+        return f"{kind}:{rest[:8]}…"
+    if width < 20:
+        return text[: width - 1] + "…"
+    return f"{text[: width - 9]}…{text[-8:]}"
 
 
 def shorten_path(path: str, width: int = 48) -> str:

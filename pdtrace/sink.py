@@ -14,7 +14,7 @@ import polars as pl
 import pyarrow as pa
 
 from pdtrace import library, model, spans
-from pdtrace._streams import CarefulReader
+from pdtrace._streams import CarefulReader, words
 from pdtrace.inputs import Input
 from pdtrace.store import Store
 
@@ -252,12 +252,13 @@ class _HashingRaw(io.RawIOBase):
 
 
 class Reading:
-    """A Source whose first open() is hashed."""
+    """A Source whose first open() is hashed. Collectors see a damaged file as one that ends there; `damage` tells."""
 
     def __init__(self, item: Input, report: Callable[[int], None]) -> None:
         self._item = item
         self._report = report
         self._raw: _HashingRaw | None = None
+        self.damage = ""
         self.path, self.name, self.number = item.path, item.name, item.number
         self.mtime_ns, self.keep_content = item.mtime_ns, item.keep_content
 
@@ -265,9 +266,12 @@ class Reading:
         """The decompressed bytes from the start."""
         stream = self._item.open()
         if self._raw is not None:
-            return stream
+            return cast(IO[bytes], CarefulReader(stream, stream, self._damaged))
         self._raw = _HashingRaw(stream, self._report)
-        return cast(IO[bytes], CarefulReader(self._raw))
+        return cast(IO[bytes], CarefulReader(self._raw, None, self._damaged))
+
+    def _damaged(self, error: Exception) -> None:
+        self.damage = self.damage or words(error)
 
     def fingerprint(self) -> tuple[str, int]:
         """sha256 and size of the whole content."""

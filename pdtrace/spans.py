@@ -10,7 +10,7 @@ columns generated from these two cost more still: an INSERT evaluates them.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import duckdb
@@ -29,6 +29,8 @@ MAPS: dict[str, tuple[str, pa.DataType]] = {
     "attributes_other": ("other", pa.string()),
 }
 
+KEY_COLUMNS = tuple(f"{prefix}_keys" for prefix, _ in MAPS.values())
+
 IN_ANOTHER_SOURCE = "duplicate of a record in another source"
 IN_THE_SOURCE = "duplicate within the source"
 LOG_COPY = "log copy of an exported span"
@@ -40,36 +42,60 @@ def _value(prefix: str, key: str) -> str:
     return f"{prefix}_values[{position}]"
 
 
-def attribute_sql(key: str, kind: type) -> str:
+def attribute_sql(key: str, kind: type, prefixes: Collection[str] | None = None) -> str:
     """SQL over table spans for one attribute as str, int, float or bool.
 
-    Whatever type it was written in.
-
-    Numbers written as text are cast when they are numbers; a whole number is never made by
-    rounding. NULL when
-    the span has no such attribute or when it cannot be cast.
+    Whatever type it was written in. Numbers written as text are cast when they are numbers; a whole
+    number is never made by rounding. NULL when the span has no such attribute or when it cannot be
+    cast. `prefixes`: the pairs of columns that hold the key in any span, where that is known
+    (keys_held): the others are not looked into.
     """
-    text, whole, real, flag = (_value(p, key) for p in ("string", "int", "double", "bool"))
-    if kind is str:
-        return (
-            f"coalesce({text}, CAST({whole} AS VARCHAR), CAST({real} AS VARCHAR),"
-            f" CAST({flag} AS VARCHAR), {_value('other', key)})"
-        )
-    if kind is int:
-        return (
-            f"coalesce({whole}, CASE WHEN regexp_full_match(trim({text}), '[+-]?[0-9]+')"
-            f" THEN TRY_CAST(trim({text}) AS BIGINT) END,"
-            f" CASE WHEN {real} = floor({real}) THEN TRY_CAST({real} AS BIGINT) END)"
-        )
-    if kind is float:
-        return f"coalesce({real}, CAST({whole} AS DOUBLE), TRY_CAST({text} AS DOUBLE))"
-    if kind is bool:
-        return (
-            f"coalesce({flag}, CASE lower(trim({text})) WHEN 'true' THEN true"
-            " WHEN 'false' THEN false END,"
-            f" CASE {whole} WHEN 1 THEN true WHEN 0 THEN false END)"
-        )
-    raise TypeError(f"attribute {key}: {kind.__name__} is none of str, int, float, bool")
+    if kind not in _SQL_TYPES:
+        raise TypeError(f"attribute {key}: {kind.__name__} is none of str, int, float, bool")
+    found = {
+        prefix: _READERS[kind, prefix].format(_value(prefix, key))
+        for prefix in _ORDER[kind]
+        if prefixes is None or prefix in prefixes
+    }
+    return f"coalesce({', '.join([*found.values(), f'CAST(NULL AS {_SQL_TYPES[kind]})'])})"
+
+
+_SQL_TYPES: dict[type, str] = {str: "VARCHAR", int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN"}
+_ORDER: dict[type, tuple[str, ...]] = {
+    str: ("string", "int", "double", "bool", "other"),
+    int: ("int", "string", "double"),
+    float: ("double", "int", "string"),
+    bool: ("bool", "string", "int"),
+}
+# How a value of one pair of columns is read as another type.
+_READERS: dict[tuple[type, str], str] = {
+    (str, "string"): "{0}",
+    (str, "int"): "CAST({0} AS VARCHAR)",
+    (str, "double"): "CAST({0} AS VARCHAR)",
+    (str, "bool"): "CAST({0} AS VARCHAR)",
+    (str, "other"): "{0}",
+    (int, "int"): "{0}",
+    (int, "string"): "CASE WHEN regexp_full_match(trim({0}), '[+-]?[0-9]+')"
+    " THEN TRY_CAST(trim({0}) AS BIGINT) END",
+    (int, "double"): "CASE WHEN {0} = floor({0}) THEN TRY_CAST({0} AS BIGINT) END",
+    (float, "double"): "{0}",
+    (float, "int"): "CAST({0} AS DOUBLE)",
+    (float, "string"): "TRY_CAST({0} AS DOUBLE)",
+    (bool, "bool"): "{0}",
+    (bool, "string"): "CASE lower(trim({0})) WHEN 'true' THEN true WHEN 'false' THEN false END",
+    (bool, "int"): "CASE {0} WHEN 1 THEN true WHEN 0 THEN false END",
+}
+
+
+def keys_held(connection: duckdb.DuckDBPyConnection) -> dict[str, set[str]]:
+    """Which pairs of columns (string, int, ...) hold each attribute key that occurs in any span."""
+    held: dict[str, set[str]] = {}
+    for prefix, _ in MAPS.values():
+        rows = connection.sql(f"SELECT DISTINCT {prefix}_keys FROM spans").fetchall()
+        for (text,) in rows:
+            for key in (text or "").split(SEPARATOR):
+                held.setdefault(key, set()).add(prefix)
+    return held
 
 
 def resource_attribute_sql(key: str) -> str:
@@ -87,8 +113,7 @@ def map_sql(prefix: str) -> str:
 
 def keys_sql() -> str:
     """SQL over table spans for the list of all attribute keys of a span; cheap to group by."""
-    texts = ", ".join(f"{prefix}_keys" for prefix, _ in MAPS.values())
-    return f"string_split(nullif(concat_ws(chr(31), {texts}), ''), chr(31))"
+    return f"string_split(nullif(concat_ws(chr(31), {', '.join(KEY_COLUMNS)}), ''), chr(31))"
 
 
 def _quoted(text: str) -> str:

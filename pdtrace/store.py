@@ -12,7 +12,7 @@ import duckdb
 import polars as pl
 import pyarrow as pa
 
-from pdtrace import library
+from pdtrace import _ahead, library
 from pdtrace.errors import PdtraceError, SchemaMismatch, UnknownQuery, UnreadableInput
 
 # Files are written in the format of DuckDB 1.5, which is supported until 2027-03: both majors open them.
@@ -65,6 +65,7 @@ class Store:
             ) from error
         self._checked: set[tuple[str, str]] = set()
         self._loading = False
+        self._answers: dict[_ahead.Key, pl.DataFrame] = {}
         if not read_only:
             self.connection.execute("SET preserve_insertion_order = false")
             if self.path is None:
@@ -195,6 +196,12 @@ class Store:
 
     def query(self, name: str, **parameters: object) -> pl.DataFrame:
         """Rows of a view, finding or table by name; parameters of a finding by keyword."""
+        if (answer := self._answers.get(_ahead.key(name, parameters))) is not None:
+            return answer
+        return self.sql(self._from(name, parameters))
+
+    def _from(self, name: str, parameters: Mapping[str, object]) -> str:
+        """The SQL that reads a query or table."""
         known = library.queries()
         if name not in known and name not in library.tables():
             raise UnknownQuery(f"no query named {name}", "`pdtrace schema` lists them")
@@ -207,8 +214,8 @@ class Store:
                     f"it takes: {', '.join(sorted(wanted))}",
                 )
             inner = ", ".join(f"{key} := {_literal(value)}" for key, value in parameters.items())
-            return self.sql(f"FROM {name}({inner})")
-        return self.sql(f"FROM {name}")
+            return f"FROM {name}({inner})"
+        return f"FROM {name}"
 
     @contextmanager
     def bulk_load(self) -> Iterator[None]:
@@ -250,10 +257,17 @@ class Store:
 
     @contextmanager
     def computed_once(self, *names: str) -> Iterator[None]:
-        """Hold views that many queries read as temporary tables of the same name, for as long as the block runs.
+        """Hold views that many queries read as tables of the same name, for as long as the block runs.
 
-        DuckDB finds temporary tables before views, inside other views and macros too.
+        In a file they are temporary ones, which DuckDB finds before views, inside other views and macros too.
         """
+        if self.path is None:
+            try:
+                with _ahead.held(self.connection, names):
+                    yield
+            finally:
+                self._answers.clear()
+            return
         for name in names:
             self.connection.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS FROM main.{name}")
         try:
@@ -261,6 +275,15 @@ class Store:
         finally:
             for name in reversed(names):
                 self.connection.execute(f"DROP TABLE temp.{name}")
+
+    def ask_ahead(self, queries: Iterable[tuple[str, Mapping[str, object]]]) -> None:
+        """Answer queries (name, parameters) at the same time; query() hands out what is already known.
+
+        Only inside computed_once() and only of a store in memory: one connection has the temporary tables of a file.
+        """
+        if self.path is None:
+            wanted = {_ahead.key(name, given): self._from(name, given) for name, given in queries}
+            self._answers.update(_ahead.answers(self.connection, wanted))
 
     def user_sql(self, text: str, limit: int = 0) -> pl.DataFrame:
         """Run a user's SELECT, of at most `limit` rows when given.
@@ -305,7 +328,8 @@ def _arrow(batch: object, columns: Mapping[str, str]) -> pa.Table:
     if isinstance(batch, pa.RecordBatch):
         return pa.Table.from_batches([batch])
     if isinstance(batch, pl.DataFrame):
-        return batch.to_arrow()
+        # Texts as views: DuckDB copies them anyway.
+        return batch.to_arrow(compat_level=pl.CompatLevel.newest())
     rows = list(batch)  # type: ignore[call-overload]
     names = list(dict.fromkeys(name for row in rows for name in row))
     known = {name: _POLARS[columns[name]] for name in names if columns.get(name) in _POLARS}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,35 +11,40 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import orjson
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
-from rich.padding import Padding
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
 from pdtrace import numbers
+from pdtrace._grid import Column, grid, shortened
+from pdtrace._page import Page
 from pdtrace.errors import printable
-from pdtrace.phrases import evidence_line, facts_line, shorten, shorten_path
+from pdtrace.phrases import shorten_path
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from pdtrace.diagnose import Deployment, Diagnosis
+    from pdtrace.diagnose import Diagnosis
     from pdtrace.ingest import Progress
-    from pdtrace.model import Finding
     from pdtrace.options import Check
 
 PLAIN_WIDTH = 110  # when the output is no terminal
-SEVERITY_STYLE = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
-BAR_CELLS = 24
-NAME_CELLS = 14  # what a column of `query` needs at least to be read
+UPRIGHT = 3  # so many rows are shown upright when they are too wide
+_SOURCE_COLUMNS = (
+    Column("path"), Column("read as", wraps=True), Column("read", right=True), Column("kept", right=True),
+    Column("skipped", right=True), Column("remark", wraps=True),
+)  # fmt: skip
+CELL_CELLS = 16  # a cell of `query` narrower than its content and than this is hard to read
 
 
 def console(*, stderr: bool = False) -> Console:
     """A console that knows whether it may use colour (terminal, NO_COLOR) and how wide it is."""
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else PLAIN_WIDTH
+    columns = os.environ.get("COLUMNS", "")
+    asked = int(columns) if columns.isdigit() and int(columns) else PLAIN_WIDTH
+    width = None if stream.isatty() else asked
     return _SafeConsole(file=stream, width=width, highlight=False, emoji=False)
 
 
@@ -49,11 +56,34 @@ class _SafeConsole(Console):
     ) -> Iterable[Segment]:
         """Segments of a renderable."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=printable(segment.text))
+            if segment.control:
+                yield segment
+            else:
+                yield segment._replace(text=encodable(printable(segment.text), self.encoding))
 
     def on_broken_pipe(self) -> None:
         """Leave `pdtrace … | head` to the door."""
         raise BrokenPipeError
+
+
+# Signs of ours that old encodings lack, by others of the same width.
+_PLAIN_SIGNS = str.maketrans("─█·…–—−≤≥→◂×±µ“”‘’", "-#.~---<>><x+u\"\"''")
+
+
+def encodable(text: str, encoding: str) -> str:
+    """Text that the stream can carry: our own signs give way to plain ones, others to `?`."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(_PLAIN_SIGNS).encode(encoding, "replace").decode(encoding)
+    except LookupError:
+        return text
+    return text
+
+
+def write(text: str) -> None:
+    """Text on stdout as it is, in whatever encoding stdout has."""
+    sys.stdout.write(encodable(text, sys.stdout.encoding or "utf-8"))
 
 
 @contextmanager
@@ -109,200 +139,14 @@ def show_diagnosis(diagnosis: Diagnosis, style: str) -> None:
     elif style == "md":
         from pdtrace.markdown import diagnosis_markdown
 
-        sys.stdout.write(diagnosis_markdown(diagnosis))
+        write(diagnosis_markdown(diagnosis))
     else:
         write_diagnosis(diagnosis, console())
 
 
 def write_diagnosis(diagnosis: Diagnosis, out: Console) -> None:
     """The whole diagnosis as text for people, on a console of the caller's choice."""
-    _DiagnosisText(out).show(diagnosis)
-
-
-class _DiagnosisText:
-    """The diagnosis as a page of text."""
-
-    def __init__(self, out: Console) -> None:
-        self.out = out
-
-    def show(self, diagnosis: Diagnosis) -> None:
-        self.out.print(Text(diagnosis.overview))
-        for deployment in diagnosis.deployments:
-            self._deployment(deployment)
-        self._list("What these data do not support", diagnosis.not_supported)
-        self._list("What stays unknown, and how to find out", diagnosis.unknown)
-        self._sources(diagnosis.sources)
-
-    def _heading(self, text: str) -> None:
-        self.out.print()
-        self.out.print(Text(text, style="bold"))
-
-    def _list(self, title: str, items: Sequence[str]) -> None:
-        if items:
-            self._heading(title)
-            for item in items:
-                self.out.print(Padding(Text("- " + item), (0, 0, 0, 2)))
-
-    def _deployment(self, deployment: Deployment) -> None:
-        self.out.print()
-        self.out.rule(
-            Text(deployment.name or deployment.id, style="bold"), align="left", characters="─"
-        )
-        self.out.print(Text(deployment.verdict, style="bold"))
-        self.out.print(Text(facts_line(deployment), style="dim"))
-        if deployment.conditions:
-            line = " · ".join(f"{key} {value}" for key, value in deployment.conditions)
-            self.out.print(Text("conditions: " + line, style="dim"))
-        self._latency(deployment)
-        self._slo(deployment)
-        self._phases(deployment)
-        self._marks(deployment)
-        self._findings(deployment.findings)
-
-    def _marks(self, deployment: Deployment) -> None:
-        if not deployment.marks:
-            return
-        self._heading("Marked requests")
-        table = _table("request", "in", "out", "TTFT", "total", "per token", "mark", "note")
-        for row in deployment.marks:
-            table.add_row(
-                *map(escape, (
-                    shorten(str(row["request"])), numbers.count(row["prompt_tokens"]),
-                    numbers.count(row["output_tokens"]), numbers.duration(row["ttft_ms"]),
-                    numbers.duration(row["e2e_ms"]), numbers.duration(row["tpot_ms"]),
-                    row["mark"], row["note"] or "",
-                ))
-            )  # fmt: skip
-        self.out.print(table)
-
-    def _latency(self, deployment: Deployment) -> None:
-        if not deployment.latency:
-            return
-        self._heading("Latency, as each observer saw it (* headline)")
-        table = _table("metric", "observer", "n", "p50", "p90", "p99", "max", "level", "from … to")
-        for row in deployment.latency:
-            metric = row["metric"].removesuffix("_ms").upper()
-            table.add_row(
-                metric + (" *" if row["headline"] else ""), escape(row["observer"] or numbers.UNKNOWN),
-                numbers.count(row["count"]), *(numbers.duration(row[q]) for q in ("p50", "p90", "p99", "max")),
-                f"{row['level'] or '?'} {row['basis'] or ''}", escape(row["definition"] or ""),
-            )  # fmt: skip
-        self.out.print(table)
-
-    def _slo(self, deployment: Deployment) -> None:
-        for row in deployment.slo:
-            limit = (
-                "all limits"
-                if row["metric"] == "all"
-                else f"{row['metric'].removesuffix('_ms').upper()} ≤ {numbers.duration(row['limit_ms'])}"
-            )
-            low, high = row["interval"]
-            self.out.print(
-                Text(
-                    f"  SLO {limit}: {numbers.share(row['attainment'])} of {numbers.plural(row['arrivals'], 'arrival')} "
-                    f"(95 % interval {numbers.share(low)} – {numbers.share(high)}), "
-                    f"{numbers.share(row['attainment_of_completed'])} of the {row['completed']:,} completed"
-                )
-            )
-
-    def _phases(self, deployment: Deployment) -> None:
-        if not deployment.phases:
-            return
-        self._heading("Where the time went")
-        table = _table(
-            "phase", "detail", "n", "p50", "p90", "p99", "of TTFT", "", "of whole", "basis"
-        )
-        for row in deployment.phases:
-            table.add_row(
-                row["phase"], row["detail"], numbers.count(row["count"]),
-                *(numbers.duration(row[q]) for q in ("p50_ms", "p90_ms", "p99_ms")),
-                numbers.share(row["share_of_ttft"]), bar(row["share_of_ttft"]),
-                numbers.share(row["share_of_e2e"]), f"{row['basis'] or ''} ({row['level'] or '?'})",
-            )  # fmt: skip
-        self.out.print(table)
-
-    def _findings(self, findings: Sequence[Finding]) -> None:
-        self._heading("Findings, by seconds lost" if findings else "No findings")
-        for finding in findings:
-            cost = f"{numbers.seconds(finding.cost_s)} lost" if finding.cost_s is not None else ""
-            head = Text()
-            head.append(f"[{finding.severity}] ", style=SEVERITY_STYLE.get(finding.severity, ""))
-            head.append(finding.title, style="bold")
-            self.out.print(head)
-            lines = [finding.detail, evidence_line(finding, cost)]
-            lines += [f"assumes: {text}" for text in finding.assumptions]
-            lines += [f"try: {text}" for text in finding.suggestions]
-            for line in lines:
-                if line:
-                    self.out.print(Padding(Text(line), (0, 0, 0, 2)))
-
-    def _sources(self, sources: Sequence[Mapping[str, Any]]) -> None:
-        """Files by collector, and every one that was not used or not read whole, with its reason."""
-        self._heading("Sources")
-        table = _table("read as", "files", "read", "kept", "skipped")
-        for name in sorted({row["collector"] for row in sources if row["collector"]}):
-            rows = [row for row in sources if row["collector"] == name]
-            sums = (sum(r[key] for r in rows) for key in ("rows_read", "rows_kept", "rows_skipped"))
-            table.add_row(name, numbers.count(len(rows)), *map(numbers.count, sums))
-        if table.row_count:
-            self.out.print(table)
-        unused: dict[str, list[str]] = {}
-        for row in sources:
-            if not row["used"] or row["why"].startswith(("damaged", "cannot")):
-                reason = row["why"] or max(row["skipped_reasons"], key=row["skipped_reasons"].get, default="")
-                unused.setdefault(reason, []).append(row["path"])
-        for reason, paths in unused.items():
-            names = ", ".join(shorten_path(path, 40) for path in paths[:3])
-            more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
-            self.out.print(Padding(Text(f"not used: {names}{more}: {reason}"), (0, 0, 0, 2)))
-        self.out.print(Text("`pdtrace coverage` lists every file with its counts and reasons", style="dim"))
-
-
-def bar(value: float | None, cells: int = BAR_CELLS // 2) -> str:
-    """A share of 0..1 as a bar of blocks."""
-    if value is None:
-        return ""
-    filled = round(max(0.0, min(1.0, value)) * cells)
-    return "█" * filled + "·" * (cells - filled)
-
-
-class _Table(Table):
-    """A table that refuses a row of another width; rich would shift it under the wrong headings silently."""
-
-    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
-        if len(cells) != len(self.columns):
-            raise ValueError(f"{len(cells)} cells for {len(self.columns)} columns: {cells}")
-        super().add_row(*cells, **options)
-
-
-def _table(*names: str) -> Table:
-    table = _Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    numeric = {
-        "n",
-        "files",
-        "p50",
-        "p90",
-        "p99",
-        "max",
-        "of TTFT",
-        "of whole",
-        "read",
-        "kept",
-        "skipped",
-        "in",
-        "out",
-        "TTFT",
-        "total",
-        "per token",
-        "rows",
-    }
-    for name in names:
-        right = name in numeric
-        table.add_column(
-            name, justify="right" if right else "left", no_wrap=right or name in {"phase", "detail", "metric", "", "basis"},
-            overflow="fold",
-        )  # fmt: skip
-    return table
+    Page(out).show(diagnosis)
 
 
 def show_checks(results: Sequence[tuple[Check, str, float | None, bool]]) -> None:
@@ -321,49 +165,60 @@ def show_rows(rows: pl.DataFrame, style: str, limit: int) -> None:
         nested = [name for name, kind in rows.schema.items() if kind.is_nested()]
         flat = rows.with_columns(_as_json(rows[name]) for name in nested)
         text = flat.write_csv()
-        sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+        if sys.stdout.isatty():
+            write(printable(text))
+        else:  # data: UTF-8 whatever the locale, nothing is replaced
+            sys.stdout.buffer.write(text.encode())
+            sys.stdout.flush()
         return
     if style == "json":
         print_json(rows.to_dicts())
         return
     shown = rows.head(limit) if limit > 0 else rows
     names = rows.columns
-    cells = [["" if v is None else str(v) for v in row] for row in shown.iter_rows()]
+    cells = [[_cell(value) for value in row] for row in shown.iter_rows()]
     if style == "md":
         from pdtrace.markdown import table as markdown_table
 
-        sys.stdout.write(markdown_table(names, cells))
+        write(markdown_table(names, cells))
         return
-    out = console()
-    if sum(min(len(name), NAME_CELLS) + 2 for name in names) > out.width:
-        _show_records(out, names, cells)
-    else:
-        _show_columns(out, rows, cells)
+    _rows_text(shown, cells)
     if rows.height > shown.height:
         console(stderr=True).print("more rows; --limit 0 shows all")
 
 
-def _show_columns(out: Console, rows: pl.DataFrame, cells: Sequence[Sequence[str]]) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name, kind in rows.schema.items():
-        table.add_column(
-            escape(name), justify="right" if kind.is_numeric() else "left", overflow="fold"
-        )
-    for row in cells:
-        table.add_row(*map(escape, row))
-    out.print(table)
+def _cell(value: object) -> str:
+    """A value for people: floats to four decimals or four digits; CSV and JSON have all."""
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:.4g}" if abs(value) < 0.1 else f"{value:.4f}".rstrip("0").rstrip(".")
+    return "" if value is None else str(value)
 
 
-def _show_records(out: Console, names: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    """One line per column, for rows that are too wide to stand beside each other."""
-    for number, row in enumerate(cells, 1):
-        out.print(Text(f"row {number}", style="bold"))
-        table = Table.grid(padding=(0, 2, 0, 0))
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, cell in zip(names, row, strict=True):
-            table.add_row(escape(name), escape(cell))
-        out.print(Padding(table, (0, 0, 1, 2)))
+def _rows_text(rows: pl.DataFrame, cells: list[list[str]]) -> None:
+    """Rows as a table; a few wide rows stand upright, and columns that do not fit are named."""
+    out = console()
+    widths = [
+        max([cell_len(name), *(min(cell_len(row[n]), CELL_CELLS) for row in cells)])
+        for n, name in enumerate(rows.columns)
+    ]
+    if 0 < len(cells) <= UPRIGHT and sum(widths) + 2 * (len(widths) - 1) > out.width:
+        heads = [Column("column"), *(Column(f"row {n + 1}", wraps=True) for n in range(len(cells)))]
+        upright = [[name, *(row[n] for row in cells)] for n, name in enumerate(rows.columns)]
+        grid(out, heads, upright, style="bold")
+        return
+    kept = list(range(len(widths)))
+    if sum(widths) + 2 * (len(widths) - 1) > out.width:  # empty columns go first
+        kept = [n for n in kept if any(row[n] for row in cells)] or kept[:1]
+    while len(kept) > 1 and sum(widths[n] for n in kept) + 2 * (len(kept) - 1) > out.width:
+        kept.pop()
+    kinds = rows.dtypes
+    columns = [Column(rows.columns[n], right=kinds[n].is_numeric()) for n in kept]
+    short = [[shortened(" ".join(row[n].split()), CELL_CELLS) for n in kept] for row in cells]
+    grid(out, columns, short, style="bold", keep_empty=True)
+    if left := [name for n, name in enumerate(rows.columns) if n not in kept]:
+        missing = numbers.plural(len(left), "column")
+        text = f"{missing} not shown: {', '.join(left)} (--format csv shows all)"
+        out.print(Text(text, style="dim"))
 
 
 def _as_json(column: pl.Series) -> pl.Series:
@@ -378,13 +233,13 @@ def _as_json(column: pl.Series) -> pl.Series:
 def show_sources_summary(rows: Sequence[Mapping[str, Any]], output: str) -> None:
     """What an import took, in one line per source, on stdout."""
     out = console()
-    table = _table("path", "read as", "read", "kept", "skipped", "remark")
-    for row in rows:
-        table.add_row(
-            escape(shorten_path(row["path"])), row["collector"] or numbers.UNKNOWN,
-            *(numbers.count(row[key]) for key in ("rows_read", "rows_kept", "rows_skipped")), escape(row["why"]),
-        )  # fmt: skip
-    out.print(table)
+    grid(out, _SOURCE_COLUMNS, [
+        [
+            shorten_path(row["path"]), row["collector"] or numbers.UNKNOWN,
+            *(numbers.count(row[key]) for key in ("rows_read", "rows_kept", "rows_skipped")), row["why"],
+        ]
+        for row in rows
+    ])  # fmt: skip
     out.print(Text(f"made {output}"))
 
 
@@ -393,10 +248,8 @@ def show_collectors(rows: Sequence[Mapping[str, str]], style: str) -> None:
     if style == "json":
         print_json(list(rows))
         return
-    table = _table("system", "collector", "what it reads")
-    for row in rows:
-        table.add_row(*(escape(row[key]) for key in ("title", "name", "reads")))
-    console().print(table)
+    columns = (Column("system", wraps=True), Column("collector"), Column("what it reads", wraps=True))
+    grid(console(), columns, [[row[key] for key in ("title", "name", "reads")] for row in rows])
 
 
 def show_schema(entries: Sequence[Mapping[str, Any]], style: str) -> None:
@@ -406,10 +259,8 @@ def show_schema(entries: Sequence[Mapping[str, Any]], style: str) -> None:
         return
     out = console()
     if len(entries) > 1:
-        table = _table("name", "kind", "what it holds")
-        for entry in entries:
-            table.add_row(entry["name"], entry["kind"], escape(entry["text"]))
-        out.print(table)
+        columns = (Column("name"), Column("kind"), Column("what it holds", wraps=True))
+        grid(out, columns, [[entry[key] for key in ("name", "kind", "text")] for entry in entries])
         return
     for entry in entries:
         out.print(Text(f"{entry['name']} ({entry['kind']}): {entry['text']}", style="bold"))
@@ -425,10 +276,9 @@ def show_schema(entries: Sequence[Mapping[str, Any]], style: str) -> None:
                     f"  parameter {parameter['name']} = {parameter['default']}: {parameter['text']}"
                 )
             )
-        table = _table("column", "type", "unit", "what it is")
-        for column in entry["columns"]:
-            table.add_row(*(escape(column[key]) for key in ("name", "type", "unit", "text")))
-        out.print(table)
+        heads = (Column("column"), Column("type", wraps=True), Column("unit"), Column("what it is", wraps=True))
+        rows = [[column[key] for key in ("name", "type", "unit", "text")] for column in entry["columns"]]
+        grid(out, heads, rows)
 
 
 def show_coverage(report: Mapping[str, Any], style: str) -> None:
@@ -444,27 +294,27 @@ def show_coverage(report: Mapping[str, Any], style: str) -> None:
                 style="bold",
             )
         )
-        table = _table("item", "present", "from", "how to add it")
-        for item in deployment["items"]:
-            ratio = item["present_ratio"]
-            shown = "no" if not ratio else "yes" if ratio >= 0.995 else numbers.share(ratio)
-            table.add_row(
-                escape(item["item"]),
-                shown,
-                escape(item["found_in"] or ""),
-                escape("" if ratio and ratio >= 0.995 else item["switch"] or ""),
-            )
-        out.print(table)
+        columns = (Column("item", wraps=True), Column("present"), Column("from", wraps=True, optional=1),
+                   Column("how to add it", wraps=True))  # fmt: skip
+        grid(out, columns, [_coverage_row(item) for item in deployment["items"]])
         out.print()
-    table = _table("path", "read as", "read", "kept", "skipped", "remark")
-    for row in report["sources"]:
-        reasons = ", ".join(f"{reason}: {n:,}" for reason, n in row["skipped_reasons"].items())
-        table.add_row(
-            escape(shorten_path(row["path"])), row["collector"] or numbers.UNKNOWN,
+    grid(out, _SOURCE_COLUMNS, [
+        [
+            shorten_path(row["path"]), row["collector"] or numbers.UNKNOWN,
             *(numbers.count(row[key]) if row["collector"] else "" for key in ("rows_read", "rows_kept", "rows_skipped")),
-            escape("; ".join(part for part in (row["why"], reasons) if part)),
-        )  # fmt: skip
-    out.print(table)
+            "; ".join(
+                part for part in (row["why"], ", ".join(f"{why}: {n:,}" for why, n in row["skipped_reasons"].items())) if part
+            ),
+        ]
+        for row in report["sources"]
+    ])  # fmt: skip
+
+
+def _coverage_row(item: Mapping[str, Any]) -> list[str]:
+    ratio = item["present_ratio"]
+    there = bool(ratio) and ratio >= 0.995
+    shown = "yes" if there else numbers.share(ratio) if ratio else "no"
+    return [item["item"], shown, item["found_in"] or "", "" if there else item["switch"] or ""]
 
 
 def show_explanation(explanation: Mapping[str, Any], style: str) -> None:
@@ -479,9 +329,20 @@ def show_explanation(explanation: Mapping[str, Any], style: str) -> None:
     for section in explanation["sections"]:
         out.print()
         out.print(Text(section["title"], style="bold"))
-        table = _table(*section["columns"])
-        for row in section["rows"]:
-            table.add_row(*(escape(str(cell)) for cell in row))
-        out.print(table)
+        columns = [_explained(name) for name in section["columns"]]
+        grid(out, columns, [[str(cell) for cell in row] for row in section["rows"]])
         if section.get("note"):
             out.print(Text(section["note"], style="dim"))
+
+
+_NUMBERS = {
+    "from", "duration", "TTFT", "total", "per token", "start", "first token", "end", "joins", "value", "median gap",
+    "longest gap", "after emission",
+}  # fmt: skip
+_WORDS = {"remark", "source", "what it computes", "what matched", "from … to", "id"}
+
+
+def _explained(name: str) -> Column:
+    """A column of `explain`: numbers right, words may wrap; the source is the first to go."""
+    optional = {"source": 2, "remark": 1}.get(name, 0)
+    return Column(name, right=name in _NUMBERS, wraps=name in _WORDS, optional=optional)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pdtrace import _words_health, _words_latency, _words_table
+from pdtrace import _words_figures, _words_health, _words_latency, _words_table
 from pdtrace._words import Row, Words, phase
 from pdtrace.model import Finding
 from pdtrace.numbers import duration, plural, share
@@ -81,8 +81,8 @@ def verdict(deployment: Deployment, rows: Mapping[str, Row]) -> str:
     if not deployment.requests["count"]:
         return _without_requests(deployment)
     parts = [_first_tokens(deployment)]
-    if phases_known(deployment):
-        parts.append(_cause(deployment))
+    if phases_known(deployment) or not deployment.latency:
+        parts.append(_cause(deployment) or ("" if deployment.latency else _words_table.NO_TIMES))
     else:
         failed = rows.get("failed_requests")
         parts += [
@@ -99,12 +99,37 @@ def phases_known(deployment: Deployment) -> bool:
 
 models = _words_table.models
 dependence = _words_table.dependence
+metric_rows, step_rows = _words_figures.metric_rows, _words_figures.step_rows
 
 
 def _without_requests(deployment: Deployment) -> str:
-    if deployment.findings:
-        return f"No requests in these data; {deployment.findings[0].title}."
-    return "No requests in these data: nothing can be said of latency."
+    """What there is instead, what it says, and what it cannot say."""
+    kinds = {row["kind"] for row in deployment.figures}
+    there = [
+        words
+        for kind, words in (("steps", "engine steps"), ("mean", "histograms"), ("range", "gauges"))
+        if kind in kinds
+    ]
+    if not there and not deployment.findings:
+        return "No requests in these data: nothing can be said of latency."
+    held = (
+        f"No requests in these data, only {_joined(there)}"
+        if there
+        else "No requests in these data"
+    )
+    cause = _cause(deployment)
+    means = (
+        "means stand below, but no percentile and no cause of a slow request can be had from them"
+        if kinds and kinds <= {"mean", "range"}
+        else "latency of requests cannot be told from them"
+    )
+    if not cause and deployment.findings:
+        cause = _capital(deployment.findings[0].title) + "."
+    return f"{held}: {means}." + (f" {cause}" if cause else "")
+
+
+def _joined(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _first_tokens(deployment: Deployment) -> str:
@@ -172,7 +197,7 @@ def _cause(deployment: Deployment) -> str:
             if name == "failed_requests" and cause.severity != "critical":
                 continue
             return _capital(cause.title) + "."
-    return "Nothing stands out." if not found else ""
+    return "Nothing stands out." if not found and deployment.latency else ""
 
 
 def _capital(text: str) -> str:

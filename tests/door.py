@@ -34,12 +34,12 @@ def pdtrace(*arguments: str, stdin: bytes = b"") -> Done:
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     given = io.TextIOWrapper(io.BytesIO(stdin))
     code: object = None
-    with patch.object(sys, "stdout", out), patch.object(sys, "stderr", err):
-        with patch.object(sys, "stdin", given):
-            try:
-                main(arguments)
-            except SystemExit as ending:
-                code = ending.code
+    streams = {"stdout": out, "stderr": err, "stdin": given}
+    with patch.multiple(sys, **streams):
+        try:
+            main(arguments)
+        except SystemExit as ending:
+            code = ending.code
     texts = []
     for stream in (out, err):
         stream.flush()

@@ -250,13 +250,13 @@ def queued(con: Store, detail: str, name: str, wait_ms: float, basis: str = "mea
 
 
 def test_engine_queue_is_the_wait_before_prefill(con: Store) -> None:
-    queued(con, "before_queue", "queue", 40, "placed")
+    queued(con, "before_queue", "queue", 60, "placed")
     row = one(con, "engine_queue")
-    assert row["value"] == row["cost_s"] == pytest.approx(0.8)
-    assert row["share"] == pytest.approx(0.4)
-    assert row["share_of_e2e_ratio"] == pytest.approx(40 / 1100)
+    assert row["value"] == row["cost_s"] == pytest.approx(1.2)
+    assert row["share"] == pytest.approx(0.6)
+    assert row["share_of_e2e_ratio"] == pytest.approx(60 / 1100)
     assert (row["before_queue_s"], row["prefill_queue_s"], row["placed_ratio"]) == (
-        pytest.approx(0.8),
+        pytest.approx(1.2),
         0,
         1,
     )
@@ -268,6 +268,12 @@ def test_engine_queue_is_the_wait_before_prefill(con: Store) -> None:
 def test_a_short_queue_is_no_finding(con: Store) -> None:
     queued(con, "prefill_queue", "queue", 5)
     none(con, "engine_queue")
+
+
+def test_half_a_running_step_is_no_warning(con: Store) -> None:
+    queued(con, "before_queue", "queue", 40, "placed")
+    assert one(con, "engine_queue")["severity"] == "info"
+    assert one(con, "engine_queue", min_wait_ms=30)["severity"] == "warning"
 
 
 def test_router_queue_adds_deciding_and_dispatching(con: Store) -> None:

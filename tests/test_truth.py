@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-from truth_otlp import CLIENT, INTERNAL, MS, S, SERVER, T0, Span, span_id, trace_id, uuid, write
+from truth_otlp import CLIENT, INTERNAL, MS, SERVER, T0, S, Span, span_id, trace_id, uuid, write
 from truth_vllm import Engine, Log, Request, load, resource, scrape, v0_span, v1_span
 
 from pdtrace.api import Trace
@@ -161,13 +161,25 @@ def test_v0_queue_counts_from_arrival_and_nothing_twice(tmp_path: Path) -> None:
     requests = load(30, T0, name=lambda i: f"chatcmpl-{uuid(i).replace('-', '')}")
     Engine().run(requests)
     res = {"service.name": "vllm-v0"}
-    write(tmp_path / "t.jsonl", [v0_span(r, res, detailed=i % 2 == 0) for i, r in enumerate(requests)])
+    write(
+        tmp_path / "t.jsonl", [v0_span(r, res, detailed=i % 2 == 0) for i, r in enumerate(requests)]
+    )
     seen = Seen(tmp_path)
     exact(seen)
     agrees(seen, requests, column(seen, "ttft_ms"), lambda r: r.ttft_ms, 0.01)
-    agrees(seen, requests, seen.phase("prefill_queue"), lambda r: (r.scheduled - r.arrival) / MS, 0.01)
-    agrees(seen, requests, seen.phase("prefill_wall"), lambda r: (r.first_seen - r.scheduled) / MS, 0.01)
-    agrees(seen, requests, seen.phase("decode_wall"), lambda r: (r.last_seen - r.first_seen) / MS, 0.01)
+    agrees(
+        seen, requests, seen.phase("prefill_queue"), lambda r: (r.scheduled - r.arrival) / MS, 0.01
+    )
+    agrees(
+        seen,
+        requests,
+        seen.phase("prefill_wall"),
+        lambda r: (r.first_seen - r.scheduled) / MS,
+        0.01,
+    )
+    agrees(
+        seen, requests, seen.phase("decode_wall"), lambda r: (r.last_seen - r.first_seen) / MS, 0.01
+    )
     assert not seen.phase("before_queue")
     assert not seen.phase("unattributed")
     assert seen.only.mode == "aggregated"
@@ -197,7 +209,9 @@ def pair(
     decode = []
     for r, done in zip(asked, prefill, strict=True):
         at = done.arrival + MS if concurrent else done.last_seen + int(gap_ms * MS)
-        leg = Request(r.id, at, r.prompt, r.output, trace=trace_id("d", r.id, at), span=span_id("d", r.id, at))
+        leg = Request(
+            r.id, at, r.prompt, r.output, trace=trace_id("d", r.id, at), span=span_id("d", r.id, at)
+        )
         leg.cached = leg.prompt - (400 if sync else 0)
         leg.ready = 0 if sync else max(done.last_seen, at) + int(transfer_ms * MS)
         decode.append(leg)
@@ -207,7 +221,10 @@ def pair(
 
 
 def pd_folder(
-    folder: Path, legs: tuple[list[Request], list[Request], Engine, Engine], connector: str | None, log: bool = True
+    folder: Path,
+    legs: tuple[list[Request], list[Request], Engine, Engine],
+    connector: str | None,
+    log: bool = True,
 ) -> None:
     prefill, decode, p, d = legs
     ids = {"p": uuid("engine", "p"), "d": uuid("engine", "d")}
@@ -223,7 +240,9 @@ def pd_folder(
             lines.write(folder / f"{role}.log")
 
 
-def wait_of_decode(seen: Seen, detail: str, legs: Sequence[Request], tolerance: float = 1.5) -> None:
+def wait_of_decode(
+    seen: Seen, detail: str, legs: Sequence[Request], tolerance: float = 1.5
+) -> None:
     agrees(seen, legs, seen.phase(detail), lambda r: (r.scheduled - r.queued) / MS, tolerance)
 
 
@@ -300,7 +319,11 @@ def test_mooncake_decode_queue_holds_the_prefill_and_counts_it_once(tmp_path: Pa
 # 4. routers
 
 
-ROUTER = {"service.name": "vllm-router", "service.version": "0.1.17", "service.instance.id": uuid("router")}
+ROUTER = {
+    "service.name": "vllm-router",
+    "service.version": "0.1.17",
+    "service.instance.id": uuid("router"),
+}
 
 
 def pd_name(i: int) -> str:
@@ -309,7 +332,14 @@ def pd_name(i: int) -> str:
 
 
 def hop(
-    r: Request, phase: str, start: int, end: int, address: str, parent: str, code: int = 200, key: object = ""
+    r: Request,
+    phase: str,
+    start: int,
+    end: int,
+    address: str,
+    parent: str,
+    code: int = 200,
+    key: object = "",
 ) -> Span:
     host, port = address.split(":")
     attributes = {
@@ -335,7 +365,9 @@ def routed(r: Request, start: int, end: int, code: int = 200) -> Span:
     )  # fmt: skip
 
 
-def rust_pd(legs: tuple[list[Request], list[Request], Engine, Engine], skew_ns: int = 0) -> list[Span]:
+def rust_pd(
+    legs: tuple[list[Request], list[Request], Engine, Engine], skew_ns: int = 0
+) -> list[Span]:
     """Router, P and D spans of each request; every third call ends seconds late."""
     prefill, decode, _, _ = legs
     spans = []
@@ -350,7 +382,18 @@ def rust_pd(legs: tuple[list[Request], list[Request], Engine, Engine], skew_ns: 
         spans.append(v1_span(p, resource("vllm-p", pid=11_000)))
         spans.append(v1_span(d, resource("vllm-d", pid=12_000), skew_ns=skew_ns))
         if i == 5:  # a first try on P that failed before the engine saw it
-            spans.append(hop(p, "prefill", p.arrival - 2 * MS, p.arrival - MS, "10.0.0.1:8100", server.span, 503, "a"))
+            spans.append(
+                hop(
+                    p,
+                    "prefill",
+                    p.arrival - 2 * MS,
+                    p.arrival - MS,
+                    "10.0.0.1:8100",
+                    server.span,
+                    503,
+                    "a",
+                )
+            )
     return spans
 
 
@@ -372,7 +415,9 @@ def test_rust_router_joins_pairs_and_late_calls_distort_nothing(tmp_path: Path) 
     assert done["attempts"].sort().to_list() == [1] * 39 + [2]
     assert done.select("prefill_worker", "decode_worker").unique().height == 1
     by_trace = dict(seen.requests.select("trace_id", "request").iter_rows())
-    windows = dict(seen.requests.select("request", pl.col("end_ns") - pl.col("start_ns")).iter_rows())
+    windows = dict(
+        seen.requests.select("request", pl.col("end_ns") - pl.col("start_ns")).iter_rows()
+    )
     bridge, wait = seen.phase("bridge_wait"), seen.phase("kv_wait_upper_bound")
     for p, d in zip(prefill, decode, strict=True):
         name = by_trace[p.trace]
@@ -400,8 +445,17 @@ def two_workers(
     folder: Path, router: Callable[[Request, str], list[Span]]
 ) -> dict[str, tuple[Engine, list[Request]]]:
     """Three quarters of the requests on worker a; worker b has long prompts besides."""
-    asked = load(80, T0, rate=12, name=lambda i: f"chatcmpl-{uuid('two', i)}", prompt=lambda d: d.randint(30, 60))
-    parts = {"a": [r for i, r in enumerate(asked) if i % 4], "b": [r for i, r in enumerate(asked) if not i % 4]}
+    asked = load(
+        80,
+        T0,
+        rate=12,
+        name=lambda i: f"chatcmpl-{uuid('two', i)}",
+        prompt=lambda d: d.randint(30, 60),
+    )
+    parts = {
+        "a": [r for i, r in enumerate(asked) if i % 4],
+        "b": [r for i, r in enumerate(asked) if not i % 4],
+    }
     for r in parts["b"][::2]:
         r.prompt = 6000
     found, spans = {}, []
@@ -421,7 +475,9 @@ def two_workers(
     return found
 
 
-def test_production_stack_router_two_workers_imbalance_and_interference_on_one(tmp_path: Path) -> None:
+def test_production_stack_router_two_workers_imbalance_and_interference_on_one(
+    tmp_path: Path,
+) -> None:
     truth = two_workers(tmp_path, stack_spans)
     seen = Seen(tmp_path)
     exact(seen)
@@ -461,15 +517,25 @@ def seeded_run(folder: Path, start: int, key: str, name: str, seeded: bool) -> l
     return requests
 
 
-@pytest.mark.parametrize("together", [True, False])
-@pytest.mark.parametrize("same_server", [True, False])
-@pytest.mark.parametrize(("later_s", "seeded"), [(3600, False), (3600, True), (20, True)])
+@pytest.mark.parametrize(
+    ("together", "same_server", "later_s", "seeded"),
+    [
+        (True, True, 3600, False),
+        (False, False, 3600, False),
+        (True, False, 3600, True),
+        (False, True, 3600, True),
+        (True, True, 20, True),
+        (False, False, 20, True),
+    ],
+)
 def test_two_seeded_runs_are_never_merged(
     tmp_path: Path, together: bool, same_server: bool, later_s: int, seeded: bool
 ) -> None:
     folders = [tmp_path / "x", tmp_path / ("x" if together else "y")]
     runs = [
-        seeded_run(folder, T0 + n * later_s * S, "one" if same_server else str(n), f"run{n}", seeded)
+        seeded_run(
+            folder, T0 + n * later_s * S, "one" if same_server else str(n), f"run{n}", seeded
+        )
         for n, folder in enumerate(folders)
     ]
     seen = Seen(tmp_path)
@@ -493,7 +559,14 @@ def test_an_agents_calls_are_requests_each(tmp_path: Path, hops: bool) -> None:
         trace, root = trace_id("agent", session), span_id("agent", session)
         at = T0 + session * S
         for call in range(5):
-            r = Request(f"chatcmpl-{uuid(session, call).replace('-', '')}", at, 300 + 100 * call, 20, trace=trace, parent=root)
+            r = Request(
+                f"chatcmpl-{uuid(session, call).replace('-', '')}",
+                at,
+                300 + 100 * call,
+                20,
+                trace=trace,
+                parent=root,
+            )
             Engine(seed=call).run([r])
             if hops:
                 r.parent = span_id("post", session, call)
@@ -546,7 +619,10 @@ def test_a_skewed_decode_host_without_hops_gives_no_wrong_latency(tmp_path: Path
     for name, skew in (("ahead", 200), ("behind", -200)):
         folder = tmp_path / name
         write(folder / "p.jsonl", [v1_span(r, resource("vllm-p", key=name)) for r in prefill])
-        write(folder / "d.jsonl", [v1_span(r, resource("vllm-d", key=name), skew_ns=skew * MS) for r in decode])
+        write(
+            folder / "d.jsonl",
+            [v1_span(r, resource("vllm-d", key=name), skew_ns=skew * MS) for r in decode],
+        )
         seen = Seen(folder)
         exact(seen)
         joined_pairs(seen, 40)
@@ -556,7 +632,9 @@ def test_a_skewed_decode_host_without_hops_gives_no_wrong_latency(tmp_path: Path
         assert "clock" in said
 
 
-def bench_file(path: Path, requests: Sequence[Request], origin: int, prefix: str, date: str) -> None:
+def bench_file(
+    path: Path, requests: Sequence[Request], origin: int, prefix: str, date: str
+) -> None:
     import json
 
     rows = sorted(requests, key=lambda r: int(r.id.split("-")[-2]))
@@ -625,7 +703,10 @@ def test_garbage_stamps_and_missing_values_make_no_nonsense(tmp_path: Path) -> N
     }  # fmt: skip
     for n, values in enumerate(odd.values()):
         span = spans[n]
-        span.attributes = {**span.attributes, **{f"gen_ai.latency.{k}": v for k, v in values.items()}}
+        span.attributes = {
+            **span.attributes,
+            **{f"gen_ai.latency.{k}": v for k, v in values.items()},
+        }
         if n == 0:
             span.attributes["gen_ai.usage.completion_tokens"] = 0
     for n, drop in enumerate([("time_to_first_token",), ("e2e",), ("time_to_first_token", "e2e"),
@@ -642,7 +723,13 @@ def test_garbage_stamps_and_missing_values_make_no_nonsense(tmp_path: Path) -> N
     log.write(tmp_path / "server.log")
     seen = Seen(tmp_path)
     exact(seen)
-    assert seen.only.requests == {"count": 42, "completed": 39, "failed": 1, "aborted": 1, "unknown": 1}
+    assert seen.only.requests == {
+        "count": 42,
+        "completed": 39,
+        "failed": 1,
+        "aborted": 1,
+        "unknown": 1,
+    }
     for name in ("ttft_ms", "e2e_ms", "tpot_ms"):
         values = seen.requests[name].drop_nulls()
         assert values.min() >= 0
@@ -655,7 +742,9 @@ def test_garbage_stamps_and_missing_values_make_no_nonsense(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("names", ["nothing", "pid", "pod", "instance"])
-def test_workers_of_one_service_name_are_told_apart_as_far_as_they_can(tmp_path: Path, names: str) -> None:
+def test_workers_of_one_service_name_are_told_apart_as_far_as_they_can(
+    tmp_path: Path, names: str
+) -> None:
     requests = load(60, T0, rate=20)
     parts = [requests[i::3] for i in range(3)]
     spans = []
@@ -694,7 +783,13 @@ def test_pairs_of_nameless_workers_are_never_called_aggregated(tmp_path: Path, n
     assert len(seen.diagnosis.deployments) == 1
     assert seen.only.mode == "disaggregated"
     by_id = {r.id: r for r in prefill}
-    agrees(seen, decode, seen.phase("prefill_wall"), lambda r: (by_id[r.id].first - by_id[r.id].scheduled) / MS, 1)
+    agrees(
+        seen,
+        decode,
+        seen.phase("prefill_wall"),
+        lambda r: (by_id[r.id].first - by_id[r.id].scheduled) / MS,
+        1,
+    )
     assert seen.sql("SELECT headline_observer FROM deployments").item() is None
     assert seen.requests["output_tokens"].sum() == sum(r.output for r in decode)
 
@@ -733,7 +828,13 @@ def test_openai_client_spans_are_client_requests(tmp_path: Path) -> None:
     write(tmp_path / "t.jsonl", spans)
     seen = Seen(tmp_path)
     exact(seen)
-    assert seen.only.requests == {"count": 51, "completed": 50, "failed": 1, "aborted": 0, "unknown": 0}
+    assert seen.only.requests == {
+        "count": 51,
+        "completed": 50,
+        "failed": 1,
+        "aborted": 0,
+        "unknown": 0,
+    }
     assert seen.latency()["observer"] == "client"
     done = seen.requests.filter(pl.col("outcome") == "completed")
     assert done["ttft_ms"].sort().to_list() == pytest.approx(sorted(t[0] for t in truth), abs=0.01)
@@ -778,15 +879,85 @@ def test_own_spans_across_router_and_workers_give_full_phases(tmp_path: Path) ->
         add("router", s.SPAN_REQUEST, t, end + MS, "router", None, SERVER, **{s.REQUEST_ID: rid, role: "router",
             s.FIRST_TOKEN_NS: first + MS, s.TOKEN_TIMES_US: str([0, *[sum(gaps[: k + 1]) for k in range(len(gaps))]]), s.OUTPUT_TOKENS: len(gaps) + 1,
             s.INPUT_TOKENS: 500})  # fmt: skip
-        add("router", s.SPAN_ROUTER, t, decide, "r1", ids["router"], **{s.ROUTER_POLICY: "kv", s.ROUTER_WORKER: "p0"})
-        add("router", s.SPAN_DISPATCH, decide, prefill_end + MS // 2, "dp", ids["router"], CLIENT, **{role: "prefill"})
-        add("p", s.SPAN_REQUEST, sent, prefill_end, "p", ids["dp"], SERVER, **{s.REQUEST_ID: rid, role: "prefill", s.FIRST_TOKEN_NS: prefill_end, s.OUTPUT_TOKENS: 1, s.INPUT_TOKENS: 500})
+        add(
+            "router",
+            s.SPAN_ROUTER,
+            t,
+            decide,
+            "r1",
+            ids["router"],
+            **{s.ROUTER_POLICY: "kv", s.ROUTER_WORKER: "p0"},
+        )
+        add(
+            "router",
+            s.SPAN_DISPATCH,
+            decide,
+            prefill_end + MS // 2,
+            "dp",
+            ids["router"],
+            CLIENT,
+            **{role: "prefill"},
+        )
+        add(
+            "p",
+            s.SPAN_REQUEST,
+            sent,
+            prefill_end,
+            "p",
+            ids["dp"],
+            SERVER,
+            **{
+                s.REQUEST_ID: rid,
+                role: "prefill",
+                s.FIRST_TOKEN_NS: prefill_end,
+                s.OUTPUT_TOKENS: 1,
+                s.INPUT_TOKENS: 500,
+            },
+        )
         phases = {v: k for k, v in s.PHASE_SPANS.items()}
         add("p", phases["prefill_queue"], sent, queue_end, "q", ids["p"])
-        add("p", phases.get("prefill_exec") or phases["prefill_wall"], queue_end, prefill_end, "pe", ids["p"])
-        add("router", s.SPAN_DISPATCH, prefill_end, end + MS // 2, "dd", ids["router"], CLIENT, **{role: "decode"})
-        add("d", s.SPAN_REQUEST, prefill_end, end, "d", ids["dd"], SERVER, **{s.REQUEST_ID: rid, role: "decode", s.FIRST_TOKEN_NS: first, s.OUTPUT_TOKENS: len(gaps) + 1})
-        add("d", s.SPAN_KV_TRANSFER, prefill_end, moved, "kv", ids["d"], **{s.KV_BYTES: 1_000_000, s.KV_BACKEND: "nixl"})
+        add(
+            "p",
+            phases.get("prefill_exec") or phases["prefill_wall"],
+            queue_end,
+            prefill_end,
+            "pe",
+            ids["p"],
+        )
+        add(
+            "router",
+            s.SPAN_DISPATCH,
+            prefill_end,
+            end + MS // 2,
+            "dd",
+            ids["router"],
+            CLIENT,
+            **{role: "decode"},
+        )
+        add(
+            "d",
+            s.SPAN_REQUEST,
+            prefill_end,
+            end,
+            "d",
+            ids["dd"],
+            SERVER,
+            **{
+                s.REQUEST_ID: rid,
+                role: "decode",
+                s.FIRST_TOKEN_NS: first,
+                s.OUTPUT_TOKENS: len(gaps) + 1,
+            },
+        )
+        add(
+            "d",
+            s.SPAN_KV_TRANSFER,
+            prefill_end,
+            moved,
+            "kv",
+            ids["d"],
+            **{s.KV_BYTES: 1_000_000, s.KV_BACKEND: "nixl"},
+        )
         add("d", phases["prefill_queue"], moved, waited, "dq", ids["d"])
         add("d", phases.get("decode_exec") or phases["decode_wall"], waited, end, "de", ids["d"])
         truth.append((rid, (first + MS - t) / MS, (decide - t) / MS, (queue_end - sent) / MS, (prefill_end - queue_end) / MS,
@@ -824,7 +995,12 @@ def test_data_parallel_ranks_are_kept_apart(tmp_path: Path, era: str) -> None:
     write(tmp_path / "t.jsonl", [v1_span(r, resource("vllm")) for r in requests])
     log = Log(core="EngineCore_DP0")
     log.started(T0 - 60 * S)
-    log.engine(T0 - 50 * S, "core.py:97", "Initializing a V1 LLM engine (v0.18.1) with config: model='m'", rank=1)
+    log.engine(
+        T0 - 50 * S,
+        "core.py:97",
+        "Initializing a V1 LLM engine (v0.18.1) with config: model='m'",
+        rank=1,
+    )
     log.steps(sorted(engines[0].steps + engines[1].steps, key=lambda s: s.end), era, ranks=True)
     log.write(tmp_path / "server.log")
     seen = Seen(tmp_path)
@@ -859,7 +1035,7 @@ def healthy(folder: Path, seed: int) -> Seen:
     return Seen(folder)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_a_healthy_run_raises_no_warning(tmp_path: Path, seed: int) -> None:
     seen = healthy(tmp_path, seed)
     exact(seen)
@@ -872,7 +1048,7 @@ def test_a_healthy_run_raises_no_warning(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("short", [False, True])
 def test_kv_space_on_the_decode_worker(tmp_path: Path, short: bool) -> None:
     legs = pair(transfer_ms=15)
-    prefill, decode, _, _ = legs
+    _, decode, _, _ = legs
     if short:  # D admits few: the others wait for KV space, which its queue holds
         for r in decode:
             r.done = 0
@@ -899,7 +1075,10 @@ def test_kv_space_on_the_decode_worker(tmp_path: Path, short: bool) -> None:
     if short:
         assert pressure.severity == "warning"
         assert transfer.severity == "warning"
-        assert any("upper bound" in text for text in (transfer.title, transfer.detail, *transfer.assumptions))
+        assert any(
+            "upper bound" in text
+            for text in (transfer.title, transfer.detail, *transfer.assumptions)
+        )
     else:
         assert not {"kv_pressure", "engine_queue", "decode_idle"} & seen.warnings()
 
@@ -919,7 +1098,18 @@ def test_tensorrt_llm_spans_are_not_taken_for_vllms(tmp_path: Path) -> None:
             "gen_ai.latency.time_in_queue": (r.scheduled - r.arrival) / S, "gen_ai.latency.kv_cache_transfer_time": -1.0,
         }  # fmt: skip
         spans.append(
-            Span({"service.name": "trtllm"}, "trt.llm", "llm_request", r.trace, r.span, r.arrival, r.last_seen + MS, None, SERVER, attributes)
+            Span(
+                {"service.name": "trtllm"},
+                "trt.llm",
+                "llm_request",
+                r.trace,
+                r.span,
+                r.arrival,
+                r.last_seen + MS,
+                None,
+                SERVER,
+                attributes,
+            )
         )
     write(tmp_path / "t.jsonl", spans)
     seen = Seen(tmp_path)
@@ -928,7 +1118,9 @@ def test_tensorrt_llm_spans_are_not_taken_for_vllms(tmp_path: Path) -> None:
     assert seen.only.requests["count"] == 30
     agrees(seen, requests, column(seen, "ttft_ms"), lambda r: r.ttft_ms, 0.01)
     assert seen.sql("SELECT count(*) FROM reported WHERE value < 0").item() == 0
-    assert not any("vLLM" in str(v) for v in seen.sql("SELECT DISTINCT definition FROM reported")["definition"])
+    assert not any(
+        "vLLM" in str(v) for v in seen.sql("SELECT DISTINCT definition FROM reported")["definition"]
+    )
 
 
 def test_llm_d_spans_give_no_nonsense(tmp_path: Path) -> None:
@@ -974,3 +1166,28 @@ def test_sglang_captures_are_kept_and_not_misread(shared: Path) -> None:
     assert not any(w["engine"] == "vLLM" for d in seen.diagnosis.deployments for w in d.workers)
     for name in ("ttft_ms", "e2e_ms"):
         assert (seen.requests[name].drop_nulls() >= 0).all()
+    assert any("sglang server" in line for line in seen.diagnosis.unknown)
+
+
+def test_a_rotated_file_of_a_nameless_worker_is_one_deployment(tmp_path: Path) -> None:
+    requests = load(60, T0)
+    Engine().run(requests)
+    requests.sort(key=lambda r: r.last_seen)
+    res = {"service.name": "unknown_service"}
+    write(
+        tmp_path / "traces-2023-11-14T22-13-23.000.jsonl", [v1_span(r, res) for r in requests[:30]]
+    )
+    write(tmp_path / "traces.jsonl", [v1_span(r, res) for r in requests[30:]])
+    seen = Seen(tmp_path)
+    assert seen.only.requests["count"] == 60
+
+
+def test_two_nameless_workers_beside_each_other_are_two_deployments(tmp_path: Path) -> None:
+    for n in (1, 2):
+        requests = load(30, T0 + n * MS, seed=n, name=lambda i, n=n: f"cmpl-{n}-{i}-0")
+        Engine().run(requests)
+        write(
+            tmp_path / f"server{n}.jsonl", [v1_span(r, {"service.name": "vllm"}) for r in requests]
+        )
+    seen = Seen(tmp_path)
+    assert [d.requests["count"] for d in seen.diagnosis.deployments] == [30, 30]

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from truth_otlp import MS, S, SERVER, Span, span_id, trace_id, uuid
+from truth_otlp import MS, SERVER, S, Span, span_id, trace_id, uuid
 
 
 @dataclass
@@ -269,7 +269,9 @@ class Log:
             "request_logger.py:40",
             f"Received request {r.id}: params: {params}, lora_request: None.",
         )
-        self.raw(r.arrival + MS, 'INFO:     10.0.0.7:41230 - "POST /v1/completions HTTP/1.1" 200 OK')
+        self.raw(
+            r.arrival + MS, 'INFO:     10.0.0.7:41230 - "POST /v1/completions HTTP/1.1" 200 OK'
+        )
         inner = span_id("internal", r.id, r.arrival)[:8]
         self.api(r.arrival + 2 * MS, "async_llm.py:420", f"Added request {r.id}-{inner}.")
 

@@ -3,13 +3,14 @@
 --
 -- Four signs: a worker's clock is off by more than its own uncertainty and min_offset_ms; an offset
 -- is known only to a wide interval; the partition met negative remainders or had to cut what stuck
--- out of a window; legs begin before the leg that caused them. Nothing is clamped: the times stay
--- as reported. Domains that are no wall clock (perf counters aligned by matching) are not skew.
+-- out of a window; legs begin before the leg that caused them. Work that goes on after the last
+-- token that the outermost observer saw is no sign, as long as most requests have none: servers
+-- count tokens without text and what follows an abort. Nothing is clamped: the times stay as reported. Domains that are no wall clock (perf counters aligned by matching) are not skew.
 -- Severity: warning when clocks are off by more than 5 ms beyond their uncertainty or effects
 -- precede causes by as much; info otherwise. Level B.
 --
 -- grain:   one row per deployment
--- needs:   clocks, partition_checks, requests, legs, deployment_sources
+-- needs:   clocks, partition_checks, requests, legs, intervals, deployment_sources
 -- params:
 --   min_offset_ms      1     below a millisecond no phase that is shown changes
 --   max_half_width_ms  50    an offset known no better leaves phases across hosts open
@@ -66,14 +67,36 @@ early_leg AS (
       greatest(1000000, coalesce(parent.resolution_ns, 0), coalesce(child.resolution_ns, 0))
   GROUP BY child.request
 ),
+cut_request AS (
+  SELECT request, clip_ns / 1e6 AS clip_ms
+  FROM partition_checks
+  WHERE clip_ns > min_clip_ratio * window_ns AND clip_ns > 5000000
+),
+cut_behind AS (
+  SELECT c.request
+  FROM cut_request AS c
+  JOIN requests AS r ON r.request = c.request
+  JOIN legs AS l ON l.request = c.request
+  JOIN intervals AS i ON i.leg = l.leg
+  GROUP BY c.request, r.start_ns, r.end_ns
+  HAVING min(i.start_ns) > r.start_ns - 1000000 AND max(i.end_ns) > r.end_ns
+),
+request_cut AS (
+  SELECT r.deployment, r.request, c.clip_ms,
+    b.request IS NOT NULL AS behind,
+    2 * count(b.request) OVER (PARTITION BY r.deployment)
+      > count(*) OVER (PARTITION BY r.deployment) AS mostly_behind
+  FROM requests AS r
+  LEFT JOIN cut_request AS c ON c.request = r.request
+  LEFT JOIN cut_behind AS b ON b.request = r.request
+),
 request_sign AS (
   SELECT r.deployment, r.request,
     coalesce(abs(p.negative_ns) > 1000, false) AS negative,
-    CASE WHEN p.clip_ns > min_clip_ratio * p.window_ns AND p.clip_ns > 5000000
-      THEN p.clip_ns / 1e6 END AS clip_ms,
+    CASE WHEN r.mostly_behind OR NOT r.behind THEN r.clip_ms END AS clip_ms,
     e.early_ms,
     greatest(abs(p.negative_ns) / 1e6, e.early_ms) AS wrong_ms
-  FROM requests AS r
+  FROM request_cut AS r
   LEFT JOIN partition_checks AS p ON p.request = r.request
   LEFT JOIN early_leg AS e ON e.request = r.request
 ),

@@ -55,6 +55,7 @@
 --   slow_long_output  BIGINT     slow requests with a long answer (request_marks)
 --   output_driven     BOOLEAN    the time per token clearly grows with the answer: as prompt_driven in slow_first_token; NULL cannot tell
 --   models            BIGINT     models that were judged each by itself; 1 where there is only one
+--   other_long_output  BIGINT    other requests with a long answer
 WITH marked_request AS (
   SELECT m.*, slo_tpot_ms IS NOT NULL AS limit_given,
     (m.tpot_ms - CASE WHEN slo_tpot_ms IS NULL THEN m.tpot_typical_ms ELSE m.tpot_limit_ms END)
@@ -169,7 +170,7 @@ SELECT j.deployment,
   measured, limit_ms, limit_given, typical_ms, tpot_p50_ms, tpot_p99_ms, slow_s, gaps, gap_p50_ms,
   gap_p99_ms, gap_max_ms, stall_limit_ms, stall_s, stall_ratio, gap_observer, gap_emission,
   output_rho, output_rho_low, output_rho_high, output_pairs, slow_long_output,
-  output_driven, models
+  output_driven, models, other_long_output
 FROM judged AS j
 LEFT JOIN deployment_sources AS s ON s.deployment = j.deployment AND s.evidence = 'requests'
 WHERE stall_ratio >= min_stall_ratio

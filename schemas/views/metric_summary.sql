@@ -1,0 +1,84 @@
+-- metric_summary: means of histograms and ranges of gauges, for data that hold metrics and no requests.
+--
+-- A histogram gives its mean only: sum over count. Between scrapes both grow; a value below the one
+-- before it is a restart and counts from 0. One scrape alone gives the mean since the start of the
+-- process, and so do scrapes of unknown times. No quantile is made of means. Gauges are what a scrape happened to see: highs between
+-- scrapes are missed. Only metrics of requests, tokens, queues, caches and transfers; those that no
+-- request touched are left out. Level D: no metric names a request.
+--
+-- grain:   one row per (deployment, metric)
+-- needs:   samples, workers
+-- columns:
+--   deployment   VARCHAR     deployment
+--   metric       VARCHAR     name as emitted, for histograms without _sum and _count
+--   kind         VARCHAR     mean (of a histogram) or range (of a gauge)
+--   unit         VARCHAR     s, ms, tokens, 1 or empty, from the end of the name
+--   count        BIGINT      values behind a mean; samples behind a range
+--   mean         DOUBLE      mean
+--   low          DOUBLE      smallest sample of a gauge; NULL for histograms
+--   high         DOUBLE      largest sample of a gauge; NULL for histograms
+--   since_start  BOOLEAN     the mean is since the start of the process (one scrape); NULL for gauges
+WITH told_sample AS (
+  SELECT w.deployment, s.worker, s.source, s.record, s.metric, s.labels, s.value, s.kind, s.time_ns
+  FROM samples AS s
+  JOIN workers AS w ON w.worker = s.worker
+  WHERE w.deployment IS NOT NULL AND s.value IS NOT NULL AND NOT isnan(s.value)
+    AND NOT regexp_matches(s.metric, '_(created|info|bucket)$')
+    AND regexp_matches(
+      s.metric,
+      'token|queue|prefill|decode|latency|ttft|transfer|kv_|cache|running|waiting|request_duration'
+      || '|request.*seconds|inflight|preempt'
+    )
+),
+grown AS (
+  SELECT *, regexp_replace(metric, '_(sum|count)$', '') AS base,
+    regexp_extract(metric, '_(sum|count)$', 1) AS part,
+    lag(value) OVER series AS before,
+    -- scrapes of unknown time have no order: the greatest is taken, as if it were the only one
+    count(*) OVER of_series = 1 OR count(time_ns) OVER of_series < count(*) OVER of_series AS alone
+  FROM told_sample
+  WHERE kind = 'histogram'
+  WINDOW series AS (
+    PARTITION BY worker, metric, labels ORDER BY time_ns, source, record
+  ),
+  of_series AS (PARTITION BY worker, metric, labels)
+  QUALIFY NOT alone OR row_number() OVER (
+    PARTITION BY worker, metric, labels ORDER BY value DESC, source, record
+  ) = 1
+),
+increase AS (
+  SELECT deployment, base, part, alone AS since_start,
+    CASE WHEN alone OR value < before THEN value ELSE value - before END AS added
+  FROM grown
+  WHERE alone OR before IS NOT NULL
+),
+histogram_mean AS (
+  SELECT deployment, base AS metric, 'mean' AS kind,
+    sum(added) FILTER (part = 'count')::BIGINT AS count,
+    sum(added) FILTER (part = 'sum') / nullif(sum(added) FILTER (part = 'count'), 0) AS mean,
+    NULL::DOUBLE AS low, NULL::DOUBLE AS high, bool_and(since_start) AS since_start
+  FROM increase
+  GROUP BY deployment, base
+  HAVING sum(added) FILTER (part = 'count') > 0
+),
+gauge_range AS (
+  SELECT deployment, metric, 'range' AS kind, count(*) AS count, avg(value) AS mean,
+    min(value) AS low, max(value) AS high, NULL::BOOLEAN AS since_start
+  FROM told_sample
+  WHERE kind = 'gauge'
+  GROUP BY deployment, metric
+  HAVING max(value) <> 0 OR min(value) <> 0
+),
+summary AS (
+  FROM histogram_mean
+  UNION ALL
+  FROM gauge_range
+)
+SELECT deployment, metric, kind,
+  CASE WHEN regexp_matches(metric, '_(seconds|s)$') THEN 's'
+    WHEN regexp_matches(metric, '_(milliseconds|ms)$') THEN 'ms'
+    WHEN regexp_matches(metric, 'tokens$') THEN 'tokens'
+    WHEN regexp_matches(metric, '_(perc|percent|ratio)$') AND low >= 0 AND high <= 1 THEN '1'
+    ELSE '' END AS unit,
+  count, mean, low, high, since_start
+FROM summary

@@ -6,7 +6,8 @@ PYTHON ?= $(or $(firstword $(foreach name,python3 python3.13 python3.12 python3.
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# Errors only: setuptools warns at length of editable installs.
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
 .PHONY: help demo test lint format docs bench wheel clean
 

@@ -33,7 +33,7 @@ def generate(path: Path, spans: int) -> None:
     with path.open("wb") as out:
         for first in range(0, spans, SPANS_PER_LINE):
             batch = []
-            for index in range(first, min(first + SPANS_PER_LINE, spans)):
+            for _ in range(first, min(first + SPANS_PER_LINE, spans)):
                 now += int(rnd.expovariate(40) * 1e9)
                 prompt, output = (
                     1 + int(rnd.lognormvariate(6.2, 1.1)),
@@ -111,6 +111,8 @@ def main(arguments: list[str] | None = None) -> None:
     if peer:
         ratio = runs["inflame report"].wall_s / runs["pdtrace diagnose"].wall_s
         print(f"  pdtrace is {ratio:.1f}x as fast (goal: at least 3, better 5)")
+        memory = runs["pdtrace diagnose"].peak_mb / runs["inflame report"].peak_mb
+        print(f"  and takes {memory:.1f}x its memory")
     else:
         print("  inflame is not installed: pip install inflame-trace==0.1.0")
 

@@ -142,7 +142,8 @@ def _error(error: Any) -> str:
 
 def _legs(rows: pl.DataFrame, worker: str) -> pl.DataFrame:
     nanoseconds = {
-        name: (pl.col(name) * 1e6).round().cast(pl.Int64, strict=False) for name in ("ttft_ms", "e2e_ms")
+        name: (pl.col(name) * 1e6).round().cast(pl.Int64, strict=False)
+        for name in ("ttft_ms", "e2e_ms")
     }
     end = pl.coalesce(pl.col("start_ns") + nanoseconds["e2e_ms"], "finish_ns")
     decode = pl.col("e2e_ms") - pl.col("ttft_ms")
@@ -189,7 +190,9 @@ def _streams(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.filter(pl.col("gaps_ms").is_not_null() & pl.col("ttft_ms").is_not_null()).select(
         "leg",
         pl.lit(0, dtype=pl.Int64).alias("stream"),
-        (pl.col("start_ns") + (pl.col("ttft_ms") * 1e6).round().cast(pl.Int64, strict=False)).alias("first_ns"),
+        (pl.col("start_ns") + (pl.col("ttft_ms") * 1e6).round().cast(pl.Int64, strict=False)).alias(
+            "first_ns"
+        ),
         pl.col("gaps_ms")
         .list.eval((pl.element() * 1e3).round())
         .cast(pl.List(pl.Int32))

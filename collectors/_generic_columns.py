@@ -1,6 +1,6 @@
 """Spellings of the attributes and phase names that spans of unknown systems carry."""
 
-# ruff: noqa: E501, S105 -- lists of spellings; a token is no password
+# ruff: noqa: S105 -- lists of spellings; a token is no password
 from __future__ import annotations
 
 import polars as pl

@@ -322,7 +322,9 @@ def _short(values: pa.Array, keep_content: bool) -> tuple[pa.Array, int]:
     texts = values.filter(long).to_pylist()
     if not texts:
         return values, 0
-    return pc.replace_with_mask(values, long, pa.array([stand_in(t) for t in texts], pa.string())), len(texts)
+    return pc.replace_with_mask(
+        values, long, pa.array([stand_in(t) for t in texts], pa.string())
+    ), len(texts)
 
 
 def _named(codes: pa.Array, names: tuple[str, ...]) -> pa.Array:
@@ -336,9 +338,7 @@ def _named(codes: pa.Array, names: tuple[str, ...]) -> pa.Array:
         return pa.array(known, pa.string()).take(encoded.indices).dictionary_encode()
     numbers = pc.fill_null(codes, 0).cast(pa.int64()).to_numpy()
     if len(numbers) and (numbers.min() < 0 or numbers.max() >= len(names)):
-        return pa.array(
-            [names[c] if 0 <= c < len(names) else str(c) for c in numbers], pa.string()
-        )
+        return pa.array([names[c] if 0 <= c < len(names) else str(c) for c in numbers], pa.string())
     return pa.DictionaryArray.from_arrays(
         pa.array(numbers.astype(np.int32)), pa.array(names, pa.string())
     )

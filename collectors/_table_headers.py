@@ -80,7 +80,10 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("span_id", r"span_?id"),
     ("parent_span_id", r"parent_(?:span_)?id"),
     ("remote_id", r"remote_request_id"),
-    ("session", r"(?:session|conversation|chat|thread|dialogue?)(?:_?id)?|세션|대화|会话(?:_?id)?|sitzung|セッション"),
+    (
+        "session",
+        r"(?:session|conversation|chat|thread|dialogue?)(?:_?id)?|세션|대화|会话(?:_?id)?|sitzung|セッション",
+    ),
     ("turn", r"turn(?:_?(?:index|id|no|number))?|round(?:_?(?:index|id))?|轮次"),
     (
         "total_tokens",
@@ -133,12 +136,18 @@ _RULES: tuple[tuple[str, str], ...] = (
         "prompt_tokens",
         rf"{_COUNT}{_PROMPT}_?{_LENGTH}|{_TOKENS}_(?:in|input|prompt)|isl|{_COUNT}(?:input|prompt)_?{_LENGTH}_count",
     ),
-    ("prompt_tokens", r"(?:tokens|jetons)_(?:de_|d_)?(?:entrada|entrée)|n_in|(?:input|prompt|context)"),
+    (
+        "prompt_tokens",
+        r"(?:tokens|jetons)_(?:de_|d_)?(?:entrada|entrée)|n_in|(?:input|prompt|context)",
+    ),
     (
         "output_tokens",
         rf"{_COUNT}{_OUTPUT}_?{_LENGTH}|{_TOKENS}_(?:out|output|generated|completion)|osl|n_gen",
     ),
-    ("output_tokens", r"(?:tokens|jetons)_(?:de_)?(?:salida|sortie)|n_out|output|completion|generated|response|answer"),
+    (
+        "output_tokens",
+        r"(?:tokens|jetons)_(?:de_)?(?:salida|sortie)|n_out|output|completion|generated|response|answer",
+    ),
     (
         "queue_time",
         r"queue(?:d|ing)?(?:_(?:time|wait|latency|delay|duration))*|대기_?시간|排队(?:时间)?",

@@ -62,7 +62,7 @@ def _decode(data: bytes) -> tuple[str, str | None]:
             return name, codecs.getincrementaldecoder(name)("ignore").decode(data)
     if data[1:2] == b"\0" and data[:1] != b"\0":
         return "utf-16-le", codecs.getincrementaldecoder("utf-16-le")("ignore").decode(data)
-    if data.count(0) * 200 > len(data):  # a few are damage, many are a binary file
+    if data.count(0) * 20 > len(data):  # a few are damage, many are a binary file
         return "", None
     for name in _ENCODINGS:
         try:

@@ -19,7 +19,8 @@ def with_times(plan: Plan, values: pl.DataFrame, path: str, counts: dict[str, in
         first_at = pl.when(first_at < pl.col("end_raw")).then(first_at)
     values = values.with_columns(
         start_raw=pl.coalesce(
-            "start_raw", pl.col("end_raw") - (pl.col("e2e_ms") * 1e6).round().cast(pl.Int64, strict=False)
+            "start_raw",
+            pl.col("end_raw") - (pl.col("e2e_ms") * 1e6).round().cast(pl.Int64, strict=False),
         ),
         first_raw=pl.coalesce(first_at, "chunk_first"),
         end_raw=pl.col("end_raw"),
@@ -71,7 +72,9 @@ def with_times(plan: Plan, values: pl.DataFrame, path: str, counts: dict[str, in
         ),
         start_ns=start if wall else pl.lit(None, dtype=ns),
         clock_start_ns=pl.lit(None, dtype=ns) if wall or wall is None else start,
-        first_token_ns=pl.coalesce("first_raw", start + (pl.col("ttft_ms") * 1e6).round().cast(ns, strict=False))
+        first_token_ns=pl.coalesce(
+            "first_raw", start + (pl.col("ttft_ms") * 1e6).round().cast(ns, strict=False)
+        )
         if wall
         else pl.lit(None, dtype=ns),
         last_token_ns=pl.col("chunk_last") if wall else pl.lit(None, dtype=ns),

@@ -90,6 +90,7 @@ def _expected_ms(tokens: Floats, rate: Floats) -> Floats:
         return np.asarray(tokens / rate * 1e3, dtype=np.float64)
 
 
+@np.errstate(all="ignore")  # absurd values may overflow
 def _cost(
     ms: Mapping[str, Floats], unknown: list[str], tokens: Floats, rate: Floats, span: Floats
 ) -> float:

@@ -49,9 +49,7 @@ def interpret(spans: pl.DataFrame, facts: pl.DataFrame, out: Sink) -> None:
     legs = placed.filter(pl.col("place").is_in(["request", "call", "hop"]))
     # What carries another component's leg (a proxy's `prefill`, `decode`) is a container, no phase.
     phases = placed.filter(
-        pl.col("detail").is_not_null()
-        & pl.col("phase_leg").is_not_null()
-        & ~pl.col("covers")
+        pl.col("detail").is_not_null() & pl.col("phase_leg").is_not_null() & ~pl.col("covers")
     )
     for table, frame in (
         ("legs", _legs(legs)),

@@ -1,6 +1,5 @@
 """Known and useless files of a run: named in the import log with the reason, never read."""
 
-# ruff: noqa: E501 -- one pattern a line
 from __future__ import annotations
 
 import re

@@ -63,9 +63,7 @@ def read(source: Source, out: Sink) -> None:
                 out.skip(record.to_list(), EMPTY_ROW)
             continue
         if plan is None:
-            plan = make_plan(
-                frame.head(_PLAN_ROWS), semicolons=layout.delimiter == ";"
-            )
+            plan = make_plan(frame.head(_PLAN_ROWS), semicolons=layout.delimiter == ";")
             observer = observer_of(source.name, frame.columns, plan)
             worker = out.worker(
                 {"file": source.path}, role=observer, role_basis="log", name=source.name

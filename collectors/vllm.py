@@ -62,8 +62,10 @@ CLAIMS = Claims(
     ),
     # TensorRT-LLM's tracing is a copy of vLLM's; these keys only vLLM writes under that name.
     shared_names={
-        "llm_request": tuple(PREFIX + name for name in (*V1_ONLY, *V0_ONLY))
-        + ("gen_ai.usage.num_sequences",)
+        "llm_request": (
+            *(PREFIX + name for name in (*V1_ONLY, *V0_ONLY)),
+            "gen_ai.usage.num_sequences",
+        )
     },
     prefixes=("vllm.",),
     attributes={

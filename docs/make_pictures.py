@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import tempfile
-from contextlib import chdir
 from pathlib import Path
 
 from rich.console import Console
@@ -37,9 +35,8 @@ def demo_page() -> Text:
         file=io.StringIO(), width=WIDTH, force_terminal=True, color_system="truecolor",
         highlight=False, emoji=False, legacy_windows=False, _environ={},
     )  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder, chdir(folder), demo_folder("demo") as dump:
-        with Trace.read([dump]) as trace:
-            terminal.write_diagnosis(trace.diagnose(), out)
+    with demo_folder() as dump, Trace.read([dump]) as trace:
+        terminal.write_diagnosis(trace.diagnose(), out)
     assert isinstance(out.file, io.StringIO)
     return Text.from_ansi(out.file.getvalue().rstrip())
 

@@ -99,7 +99,9 @@ def same_span(legs: pl.DataFrame) -> pl.DataFrame:
         (pl.col("lo") - pl.col("lo").first().over(span)).alias("away"),
     )
     # Another run under the same seed has the same ids, at another time.
-    twins = twins.filter((pl.col("away") <= TIGHT_NS + pl.col("res")) & (pl.col("n") != pl.col("a")))
+    twins = twins.filter(
+        (pl.col("away") <= TIGHT_NS + pl.col("res")) & (pl.col("n") != pl.col("a"))
+    )
     return twins.select("a", b="n", rule=pl.lit("direct_parent"), key="span_id")
 
 

@@ -52,6 +52,9 @@ def build(store: Store) -> None:
     requests = _told_by_routers(store, requests)
     requests = _attempts(store, requests, legs)
     requests = with_mode(requests)
+    halves = lone_halves(legs, requests)
+    observers["engine"] = _without_wholes(observers["engine"], halves)
+    inferred = pl.concat([inferred, halves.filter("new").select(inferred.columns)])
     observations = pl.concat([_observation_rows(o, name) for name, o in observers.items()])
     headlines = headline(observations, requests)
     requests = with_headline(requests, observations, headlines)
@@ -282,6 +285,36 @@ def _halves(requests: pl.DataFrame, pairs: pl.Expr) -> list[str]:
     alone = requests.filter("ran").group_by(worker="ran_on").agg(pl.len().alias("alone"))
     known = paired.join(alone, on="worker", how="left")
     return known.filter(pl.col("paired") >= pl.col("alone").fill_null(0))["worker"].to_list()
+
+
+def lone_halves(legs: pl.DataFrame, requests: pl.DataFrame) -> pl.DataFrame:
+    """Engine legs of requests of which only one half of a P/D pair is on record: r, row, duty, new.
+
+    A worker that decodes for pairs may have computed this prompt itself, or its partner's leg is
+    missing: nobody can tell, so that its first-token time is nobody's TTFT.
+    """
+    decoders = requests.filter(pl.col("mode") == "disaggregated")["decode_worker"].unique()
+    open_ = requests.filter(pl.col("mode") == "unknown").select("r")
+    lone = legs.filter(pl.col("observer") == "engine").join(open_, on="r", how="semi")
+    told = pl.col("duty")
+    duty = (
+        pl.when(told.is_not_null())
+        .then(told)
+        .when("plike")
+        .then(pl.lit("prefill"))
+        .when(pl.col("worker").is_in(decoders.drop_nulls().implode()))
+        .then(pl.lit("decode"))
+    )
+    found = lone.select("r", "row", duty.alias("duty"), told.is_null().alias("new"))
+    return found.filter(pl.col("duty").is_not_null())
+
+
+def _without_wholes(seen: pl.DataFrame, halves: pl.DataFrame) -> pl.DataFrame:
+    """No latency of the whole request for requests that the engines saw one half of."""
+    half = pl.col("r").is_in(halves["r"].unique().implode())
+    return seen.with_columns(
+        pl.when(half.not_()).then(pl.col(c)).alias(c) for c in ("ttft", "e2e")
+    )
 
 
 def headline(

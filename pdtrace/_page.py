@@ -135,6 +135,7 @@ class Page:
             return
         self._heading("Where the time went")
         bars = self.out.width >= WIDE
+        tails = any(row["count"] >= MANY for row in deployment.phases)
         columns = (
             Column("phase"), Column("detail"), Column("n", right=True), Column("p50", right=True),
             Column("p90", right=True, optional=2), Column("p99", right=True, optional=1), Column("of TTFT", right=True),
@@ -143,7 +144,7 @@ class Page:
         grid(self.out, columns, [
             [
                 row["phase"], row["detail"], numbers.count(row["count"]),
-                *(phase_cell(row, key) for key in ("p50_ms", "p90_ms", "p99_ms")),
+                *(phase_cell(row, key) for key in ("p50_ms", "p90_ms")), phase_cell(row, "p99_ms") if tails else "",
                 numbers.share(row["share_of_ttft"]), bar(row["share_of_ttft"]) if bars else "",
                 numbers.share(row["share_of_e2e"]),
                 ("up to" if row["basis"] == "upper_bound" else row["basis"] or "") + f" ({row['level'] or '?'})",
@@ -155,6 +156,8 @@ class Page:
 
     def _marks(self, deployment: Deployment) -> None:
         if not deployment.marks:
+            if lines := dependence_lines(deployment):
+                self._list("What the lengths drive", lines)
             return
         self._heading("Request by request")
         columns = (

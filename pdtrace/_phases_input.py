@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _COARSE_NS = 100_000_000
 _ON_ITS_WAY = "first token made to first token seen"
 
-_BATCH_INTERVALS = 600_000  # intervals of one batch, on average
+_BATCH_INTERVALS = 300_000  # intervals of one batch, on average
 
 # A batch is a slice of the requests by hash: it needs no order and no second copy of the tables.
 _WINDOWS = """
@@ -53,7 +53,9 @@ roles AS (
            l.mode = 'disaggregated'
            OR (p.request IS NOT NULL AND (p.some_unknown OR l.worker IS NULL
                OR p.first_worker <> l.worker OR p.last_worker <> l.worker))
-         ) AS pair_decode
+         ) AS pair_decode,
+         -- The decode side of a pair whose other leg is not on record: its wait may hold the transfer.
+         l.role = 'decode' AND l.mode = 'unknown' AND p.request IS NULL AS lone_decode
   FROM request_legs l LEFT JOIN prefill_workers p USING (request)
 ),
 named AS (
@@ -65,12 +67,14 @@ named AS (
               THEN coalesce(l.decode_worker, l.worker)
               ELSE l.worker END AS worker,
          coalesce(l.pair_decode AND i.decode_detail <> i.detail, false) AS renamed,
-         CASE WHEN coalesce(l.pair_decode, false) THEN coalesce(i.decode_detail, i.detail)
+         CASE WHEN coalesce(l.pair_decode OR (l.lone_decode AND i.detail = 'prefill_queue'), false)
+              THEN coalesce(i.decode_detail, i.detail)
               ELSE i.detail END AS detail,
          coalesce(i.start_ns, i.end_ns - i.duration_ns) AS start_ns,
          coalesce(i.end_ns, i.start_ns + i.duration_ns) AS end_ns,
          -- However well its instants are known, such a wait contains other things.
-         CASE WHEN l.pair_decode AND i.decode_detail = 'kv_wait_upper_bound' THEN 'upper_bound'
+         CASE WHEN (l.pair_decode OR (l.lone_decode AND i.detail = 'prefill_queue'))
+                   AND i.decode_detail = 'kv_wait_upper_bound' THEN 'upper_bound'
               ELSE i.basis END AS basis,
          i.semantics
   FROM intervals i JOIN roles l USING (leg)
@@ -208,9 +212,11 @@ class Batches:
         for number in range(self._slices):
             where = "true" if self._slices == 1 else f"hash(request) % {self._slices} = {number}"
             windows = self._store.sql(_WINDOWS.format(slice=where))
-            intervals = self._store.sql(_INTERVALS.format(
+            intervals = self._store.sql(
+                _INTERVALS.format(
                     slice=where, names=self._names, coarse_ns=_COARSE_NS, on_its_way=_ON_ITS_WAY
-                ))
+                )
+            )
             retries = self._retries.join(windows.select("request", "number"), on="request")
             if retries.height:
                 texts = pl.col("detail", "worker", "basis", "semantics").cast(pl.String)

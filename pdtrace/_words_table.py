@@ -29,8 +29,8 @@ def closing(deployment: Deployment, rows: Mapping[str, Row]) -> str:
     limits = next((row for row in deployment.slo if row["metric"] == "all"), None)
     if limits is not None and not given:
         return (
-            f"{limits['good']:,} of {plural(limits['arrivals'], 'request')} are known to meet the limits given; "
-            "none is known to break one."
+            f"Of {plural(limits['arrivals'], 'request')} {limits['good']:,} are known to meet the limits given, "
+            "and none is known to break one."
         )
     if n < FEW and not given:
         return (

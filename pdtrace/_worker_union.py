@@ -51,7 +51,9 @@ def unite(store: Store) -> dict[str, str]:
     names: dict[str, str] = {}
     for members in places.values():
         if len(members) > 1:
-            names |= _named(_services(members)) | _named(_fronts(members)) | _named(_metrics(members))
+            names |= (
+                _named(_services(members)) | _named(_fronts(members)) | _named(_metrics(members))
+            )
     names |= _tables(store, places, {*names, *names.values()})
     names = {old: _last(names, old) for old in names}
     if names:
@@ -72,7 +74,9 @@ def _known(store: Store) -> dict[str, _Known]:
     for (worker,) in store.rows("SELECT DISTINCT worker FROM steps"):
         if worker in found:
             found[worker].stepped = True
-    for worker, kind, value in store.rows("SELECT DISTINCT worker, kind, value FROM worker_aliases"):
+    for worker, kind, value in store.rows(
+        "SELECT DISTINCT worker, kind, value FROM worker_aliases"
+    ):
         if worker in found:
             found[worker].aliases[kind].add(value)
     for worker, value in store.rows(
@@ -115,7 +119,11 @@ def _metrics(members: list[_Known]) -> list[tuple[_Known, _Known]]:
             m for m in members
             if m.engine == engine and not m.seen and m.role is None and set(m.aliases) <= _LOCAL
         ]  # fmt: skip
-        others = [m for m in members if m.engine == engine and m not in nameless and "client" not in m.observers]
+        others = [
+            m
+            for m in members
+            if m.engine == engine and m not in nameless and "client" not in m.observers
+        ]
         starts = {value for m in nameless for value in m.started}
         if not nameless or len(others) != 1 or len(starts | others[0].started) > 1:
             continue
@@ -125,9 +133,7 @@ def _metrics(members: list[_Known]) -> list[tuple[_Known, _Known]]:
     return pairs
 
 
-def _tables(
-    store: Store, places: Mapping[str, list[_Known]], united: set[str]
-) -> dict[str, str]:
+def _tables(store: Store, places: Mapping[str, list[_Known]], united: set[str]) -> dict[str, str]:
     """A table of requests that a component wrote is that component, where one saw the same requests as the same.
 
     A table names no software; what it saw as a router, the only router of its requests saw.
@@ -157,7 +163,9 @@ def _may_be_one(a: _Known, b: _Known) -> bool:
     if a.engine and b.engine and a.engine != b.engine:
         return False
     strong = ("instance", "engine_id", "worker_id", "pod")
-    return not any(a.aliases[k] and b.aliases[k] and not a.aliases[k] & b.aliases[k] for k in strong)
+    return not any(
+        a.aliases[k] and b.aliases[k] and not a.aliases[k] & b.aliases[k] for k in strong
+    )
 
 
 def _named(pairs: list[tuple[_Known, _Known]]) -> dict[str, str]:
@@ -166,7 +174,9 @@ def _named(pairs: list[tuple[_Known, _Known]]) -> dict[str, str]:
     names = {}
     for a, b in pairs:
         best = min((b, a), key=lambda m: order.get(m.worker.partition(":")[0], len(order)))
-        if not best.seen:  # a silent name says less to people than the one that stands at the requests
+        if (
+            not best.seen
+        ):  # a silent name says less to people than the one that stands at the requests
             best = b if b.seen else a
         other = a if best is b else b
         names[other.worker] = best.worker
@@ -183,7 +193,6 @@ def _last(names: Mapping[str, str], worker: str) -> str:
 
 def _rewrite(store: Store, names: Mapping[str, str]) -> None:
     """Write the new names everywhere and make one row of each worker."""
-
 
     rows = store.sql("SELECT * FROM workers")
     mapping = {worker: names.get(worker, worker) for worker in rows["worker"].drop_nulls()}

@@ -206,6 +206,13 @@ def _foreign_spans(store: Store) -> list[str]:
            HAVING count(*) FILTER (trace_id IN (SELECT trace_id FROM legs WHERE trace_id IS NOT NULL)) = 0
            ORDER BY spans DESC, scope"""
     )
+    claims = registry.claims()
+    named = [registry.owner(scope, "", frozenset()) for scope, _ in rows]
+    rows = [
+        row
+        for row, owner in zip(rows, named, strict=True)
+        if owner is None or claims[owner].fallback
+    ]
     if not rows:
         return []
     scopes = ", ".join(f"{scope} ({spans:,})" for scope, spans in rows[:5])

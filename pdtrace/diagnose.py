@@ -20,7 +20,13 @@ SCHEMA = "pdtrace.diagnosis/1"
 _SEVERITIES = ("critical", "warning", "info")
 _METRICS = ("ttft_ms", "e2e_ms", "tpot_ms", "itl_ms")
 _DETAILS = tuple(PHASE_DETAILS)
-_READ_BY_MANY = ("counted_requests", "deployment_sources", "phase_by_request", "gap_summary", "token_dependence")
+_READ_BY_MANY = (
+    "counted_requests",
+    "deployment_sources",
+    "phase_by_request",
+    "gap_summary",
+    "token_dependence",
+)
 _ASKED = ("latency_by_observer", "phase_summary", "coverage_items")
 
 # `told`: something beside samples says what it is or that it worked.

@@ -121,7 +121,9 @@ def _summary(row: dict[str, Any], names: dict[str, str]) -> list[str]:
         lines.append(f"{row['attempts']} attempts")
     workers = [w for w in (row["prefill_worker"], row["decode_worker"]) if w]
     if workers:
-        lines.append("workers: " + " → ".join(names.get(w, shorten(w)) for w in dict.fromkeys(workers)))
+        lines.append(
+            "workers: " + " → ".join(names.get(w, shorten(w)) for w in dict.fromkeys(workers))
+        )
     if row["note"]:
         lines.append(f"note: {row['note']}")
     return lines
@@ -176,9 +178,7 @@ def _short(worker: str | None, names: dict[str, str]) -> str:
     return "" if worker is None else names.get(worker, shorten(worker))
 
 
-def _legs(
-    store: Store, request: str, row: dict[str, Any], names: dict[str, str]
-) -> dict[str, Any]:
+def _legs(store: Store, request: str, row: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     rows = _rows(
         store,
         """SELECT l.*, s.path FROM legs l LEFT JOIN sources s USING (source)

@@ -79,7 +79,9 @@ def _make(draft: Path, inputs: list[Input], options: Options, output: str) -> li
             "SELECT * REPLACE (coalesce(why, '') AS why) FROM sources ORDER BY path"
         ).to_dicts()
         store.execute("CHECKPOINT")
-    except duckdb.IOException as error:
+    except duckdb.Error as error:
+        if not isinstance(error, duckdb.IOException) and "No space left" not in str(error):
+            raise
         raise PdtraceError(
             f"{shown(output)}: cannot be written: {words(error)}",
             "is the disk full? Nothing was left behind",

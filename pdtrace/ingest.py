@@ -154,7 +154,13 @@ def _read_all(inputs: list[Input], store: Store, options: Options) -> list[Accou
                 options.progress(item.path, base + min(size, item.size or size), total)
 
         account = _read_one(item, store, report)
-        account.lost = not store.settle()
+        problem = store.settle()
+        account.lost = bool(problem)
+        if problem and not account.failed:
+            raise PdtraceError(
+                f"{store.path}: cannot be written: {problem}",
+                "is the disk full? TMPDIR names another",
+            )
         accounts.append(account)
         done += item.size or 0
     return accounts

@@ -76,7 +76,9 @@ def _told(store: Store, name: str) -> Iterator[None]:
     except BaseException as error:
         reraise_stop(error)
         _log.debug("collector %s failed to interpret", name, exc_info=True)
-        problem = f"collector {name} failed to say what its records mean: {in_one_line(error)}; {REPORT}"
+        problem = (
+            f"collector {name} failed to say what its records mean: {in_one_line(error)}; {REPORT}"
+        )
         store.append("facts", [{"key": PROBLEM, "value": problem}])
 
 
@@ -151,7 +153,8 @@ def _interpret_logs(store: Store) -> pl.DataFrame:
 
 def _reasons(unused: list[pl.DataFrame]) -> pl.DataFrame:
     """Records (source, record, reason) counted by source and reason, as spans.deduplicate counts copies."""
-    rows = pl.concat([pl.DataFrame(schema=UNUSED), *(f.select(*UNUSED).cast(UNUSED) for f in unused)])  # type: ignore[arg-type]
+    schema = pl.Schema(UNUSED)
+    rows = pl.concat([schema.to_frame(), *(f.select(*UNUSED).cast(schema) for f in unused)])
     return rows.group_by("source", "reason", maintain_order=True).agg(
         pl.len().cast(pl.Int64).alias("records"),
         pl.lit(0, pl.Int64).alias("conflicts"),

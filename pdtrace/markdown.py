@@ -121,8 +121,9 @@ def _deployment(deployment: Deployment) -> list[str]:
         parts += [
             table(("request", "in", "out", "TTFT", "total", "per token", "mark", "note"), marks)
         ]
-        lines = [mark_note(deployment), *dependence_lines(deployment)]
-        parts += [*(f"- {cell(line)}" for line in lines if line), ""]
+        parts += [f"- {cell(note)}" for note in (mark_note(deployment),) if note]
+    if lines := dependence_lines(deployment):
+        parts += [*(f"- {cell(line)}" for line in lines), ""]
     for finding in deployment.findings:
         parts += [
             f"- **[{finding.severity}] {cell(finding.title)}**  ",

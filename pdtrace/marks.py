@@ -8,12 +8,12 @@ from typing import Any
 from pdtrace.model import Slo
 from pdtrace.store import Store
 
-SHOWN = 40  # a table of so many rows is shown whole; of more, the marked ones first
+SHOWN = 40  # a table of so many rows is shown whole; of more, so many of the marked ones
 _BOOLEANS = ("slow_first_token", "slow_stream", "long_input", "long_output")
 
 
 def marks(store: Store, deployment: str, slo: Slo) -> list[dict[str, Any]]:
-    """The requests of a deployment with their marks: all in their order, or the worst SHOWN of more."""
+    """The requests of a deployment with their marks: all in their order; of more than SHOWN the worst marked ones."""
     limits = ", ".join(
         f"slo_{key} := {value!r}"
         for key, value in (("ttft_ms", slo.ttft_ms), ("tpot_ms", slo.tpot_ms))
@@ -32,7 +32,7 @@ def marks(store: Store, deployment: str, slo: Slo) -> list[dict[str, Any]]:
               FROM request_marks({limits}) m JOIN requests r ON r.request = m.request
               LEFT JOIN place p ON p.request = m.request
               WHERE m.deployment = $deployment)
-            SELECT * FROM marked
+            SELECT * FROM marked WHERE total <= {SHOWN} OR rank < 2
             ORDER BY CASE WHEN total > {SHOWN} THEN rank ELSE 0 END,
                      CASE WHEN total > {SHOWN} THEN excess END DESC NULLS LAST, path, record, request
             LIMIT {SHOWN}""",

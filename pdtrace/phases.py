@@ -128,7 +128,9 @@ def _intervals(placed: pl.DataFrame, kinds: pl.DataFrame, numbers: Ints) -> Inte
 
 
 def _phases(cuttable: pl.DataFrame, pieces: Pieces, kinds: pl.DataFrame) -> pl.DataFrame:
-    shown = pl.col("detail").replace("stream_out_first", "stream_out")  # one detail, two precedences
+    shown = pl.col("detail").replace(
+        "stream_out_first", "stream_out"
+    )  # one detail, two precedences
     names = kinds.drop("rank").with_columns(shown).cast(pl.Categorical)  # few names, many rows
     owners = names[np.where(pieces.kind == NOBODY, kinds.height - 1, pieces.kind)]
     return owners.select(

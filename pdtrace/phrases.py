@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from pdtrace import numbers, wording
+from pdtrace.marks import SHOWN as SHOWN_MARKS
 from pdtrace._words_figures import METRIC_HEADS, STEP_HEADS
 from pdtrace._words_figures import SHOWN as SHOWN_METRICS
 from pdtrace.wording import MANY as MANY
@@ -99,7 +100,8 @@ def mark_note(deployment: Deployment) -> str:
     total, shown = deployment.requests["count"], len(deployment.marks)
     if shown >= total:
         return ""
-    return f"{shown} of {total:,} requests: the slow ones first, worst first; `pdtrace query request_marks PATH` gives all"
+    which = "the worst" if shown == SHOWN_MARKS else "all"
+    return f"{which} {shown} marked ones of {total:,} requests; `pdtrace query request_marks PATH` gives every request"
 
 
 def dependence_lines(deployment: Deployment) -> list[str]:

@@ -20,7 +20,9 @@ STORAGE_VERSION = "v1.5.0"
 _CONFIG = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
 
 LOADING_MEMORY = "400MB"
-COMPRESS_FROM = "512MB"  # tables in memory are compressed after so many bytes of changes, not at once
+COMPRESS_FROM = (
+    "512MB"  # tables in memory are compressed after so many bytes of changes, not at once
+)
 
 _INTEGERS = {
     "TINYINT",
@@ -238,22 +240,22 @@ class Store:
             if self.path is not None:
                 self.connection.execute("RESET memory_limit")
 
-    def settle(self) -> bool:
-        """Keep what was appended since the last call; False when an error inside had undone it all.
+    def settle(self) -> str:
+        """Keep what was appended since the last call; says why when an error has undone it all.
 
         In a transaction DuckDB takes back everything after one failed statement.
         """
         if not self._loading:
-            return True
-        kept = True
+            return ""
+        problem = ""
         try:
             self.connection.execute("COMMIT")
-        except duckdb.Error:
-            kept = False
+        except duckdb.Error as error:
+            problem = _first_line(error)
             with suppress(duckdb.Error):
                 self.connection.execute("ROLLBACK")
         self.connection.execute("BEGIN")
-        return kept
+        return problem
 
     @contextmanager
     def computed_once(self, *names: str) -> Iterator[None]:

@@ -75,7 +75,9 @@ def encodable(text: str, encoding: str) -> str:
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
-        return text.translate(_PLAIN_SIGNS).encode(encoding, "replace").decode(encoding)
+        lost = {ord(sign) for sign in set(text) if sign.encode(encoding, "ignore") == b""}
+        plain = text.translate({sign: _PLAIN_SIGNS.get(sign, "?") for sign in lost})
+        return plain.encode(encoding, "replace").decode(encoding)
     except LookupError:
         return text
     return text
@@ -248,7 +250,11 @@ def show_collectors(rows: Sequence[Mapping[str, str]], style: str) -> None:
     if style == "json":
         print_json(list(rows))
         return
-    columns = (Column("system", wraps=True), Column("collector"), Column("what it reads", wraps=True))
+    columns = (
+        Column("system", wraps=True),
+        Column("collector"),
+        Column("what it reads", wraps=True),
+    )
     grid(console(), columns, [[row[key] for key in ("title", "name", "reads")] for row in rows])
 
 
@@ -276,8 +282,15 @@ def show_schema(entries: Sequence[Mapping[str, Any]], style: str) -> None:
                     f"  parameter {parameter['name']} = {parameter['default']}: {parameter['text']}"
                 )
             )
-        heads = (Column("column"), Column("type", wraps=True), Column("unit"), Column("what it is", wraps=True))
-        rows = [[column[key] for key in ("name", "type", "unit", "text")] for column in entry["columns"]]
+        heads = (
+            Column("column"),
+            Column("type", wraps=True),
+            Column("unit"),
+            Column("what it is", wraps=True),
+        )
+        rows = [
+            [column[key] for key in ("name", "type", "unit", "text")] for column in entry["columns"]
+        ]
         grid(out, heads, rows)
 
 
@@ -290,7 +303,7 @@ def show_coverage(report: Mapping[str, Any], style: str) -> None:
     for deployment in report["deployments"]:
         out.print(
             Text(
-                f"{deployment['name']} ({deployment['mode']}, {numbers.plural(deployment['requests'], 'request')})",
+                f"{deployment['name']} (mode {deployment['mode']}, {numbers.plural(deployment['requests'], 'request')})",
                 style="bold",
             )
         )
@@ -330,7 +343,14 @@ def show_explanation(explanation: Mapping[str, Any], style: str) -> None:
         out.print()
         out.print(Text(section["title"], style="bold"))
         columns = [_explained(name) for name in section["columns"]]
-        grid(out, columns, [[str(cell) for cell in row] for row in section["rows"]])
+        rows = [
+            [
+                shorten_path(str(cell), 36) if name == "source" else str(cell)
+                for name, cell in zip(section["columns"], row, strict=True)
+            ]
+            for row in section["rows"]
+        ]
+        grid(out, columns, rows)
         if section.get("note"):
             out.print(Text(section["note"], style="dim"))
 

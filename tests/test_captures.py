@@ -310,9 +310,7 @@ def test_edge_finds_what_has_no_span(paths: tuple[Path, ...]) -> None:
     run = read(*paths)
     one = run.one()
     assert (one.requests["failed"], one.requests["aborted"]) == (1, 1)
-    late = (
-        "WHERE r.start_ns > (SELECT max(start_ns) FROM legs WHERE observer = 'router')"
-    )
+    late = "WHERE r.start_ns > (SELECT max(start_ns) FROM legs WHERE observer = 'router')"
     lost = run.store.sql(
         f"""SELECT r.outcome, r.error, bool_or(s.span_id IS NOT NULL) AS traced
             FROM requests r JOIN legs l USING (request) LEFT JOIN spans s ON s.trace_id = l.trace_id {late}

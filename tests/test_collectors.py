@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-
 from pdtrace import library, registry
 from pdtrace.inputs import expand
 from pdtrace.sink import Account, Reading, SourceSink

@@ -307,3 +307,53 @@ def test_full_proxy_log(collect: Collect, shared: Path) -> None:
     assert table.sniff(expand([str(path)])[0].head()) is not None
     legs = collect(table, path)["legs"]
     assert legs.height == 306 and legs["ttft_ms"].median() == pytest.approx(651.6, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("header", "meaning", "unit"),
+    [
+        ("Zeit bis erstes Token (s)", "ttft", "s"), ("Zeit bis zum ersten Token", "ttft", None),
+        ("Eingabe-Tokens", "prompt_tokens", None), ("Ausgabetokens", "output_tokens", None), ("Gesamtzeit (s)", "e2e", "s"),
+        ("Bemerkung", "note", None), ("入力トークン数", "prompt_tokens", None), ("出力トークン", "output_tokens", None),
+        ("最初のトークンまでの時間(ミリ秒)", "ttft", "ms"), ("合計時間(秒)", "e2e", "s"), ("備考", "note", None),
+        ("tokens de entrada", "prompt_tokens", None), ("latencia total (ms)", "e2e", "ms"),
+    ],
+)  # fmt: skip
+def test_headers_of_other_languages(header: str, meaning: str, unit: str | None) -> None:
+    column = understand(header)
+    assert column is not None and (column.meaning, column.unit) == (meaning, unit)
+
+
+def test_a_leading_zero_makes_the_comma_a_decimal_one(collect: Collect, tmp_path: Path) -> None:
+    text = "id;tokens out;ttft (s);total (s)\n1;1.020;0,247;4,845\n2;268;0,236;81,345\n"
+    legs = collect(table, written(tmp_path, text))["legs"].sort("record")
+    assert legs["ttft_ms"].to_list() == [247, 236] and legs["e2e_ms"].to_list() == [4845, 81345]
+    assert legs["output_tokens"].to_list() == [1020, 268]
+
+
+def test_semicolons_tell_of_decimal_commas_and_counts_are_never_fractions(
+    collect: Collect, tmp_path: Path
+) -> None:
+    text = "id;input tokens;total (s)\n1;10,337;4,845\n2;11,568;7,480\n"
+    legs = collect(table, written(tmp_path, text))["legs"].sort("record")
+    assert legs["e2e_ms"].to_list() == [4845, 7480]
+    assert legs["prompt_tokens"].to_list() == [10337, 11568]
+
+
+def test_tokens_per_second_alone_give_the_time_per_token_and_it_is_said(
+    collect: Collect, tmp_path: Path
+) -> None:
+    found = collect(
+        table, written(tmp_path, "id,output_tokens,tokens_per_second\n1,100,50\n2,80,25\n")
+    )
+    assert found["legs"].sort("record")["tpot_ms"].to_list() == [20, 40]
+    assert facts(found)["pace_from_rate"].startswith("2 rows state only tokens per second")
+
+
+def test_the_time_per_token_is_not_taken_from_a_rate_over_the_whole_request(
+    collect: Collect, tmp_path: Path
+) -> None:
+    found = collect(
+        table, written(tmp_path, "id,output_tokens,latency_s,tps\n1,100,2.0,50\n2,80,3.2,25\n")
+    )
+    assert found["legs"]["tpot_ms"].null_count() == 2

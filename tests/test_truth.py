@@ -3,95 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from truth_check import Seen, agrees, column, exact, external
+from truth_fleet import hop, pair, pd_folder, pd_name, routed, rust_pd, stack_spans, two_workers
 from truth_otlp import CLIENT, INTERNAL, MS, SERVER, T0, S, Span, span_id, trace_id, uuid, write
 from truth_vllm import Engine, Log, Request, load, resource, scrape, v0_span, v1_span
-
-from pdtrace.api import Trace
-from pdtrace.diagnose import Diagnosis
-
-
-class Seen:
-    """What pdtrace made of a dump."""
-
-    def __init__(self, *paths: Path) -> None:
-        self.trace = Trace.read(paths)
-        self.requests = self.trace.requests()
-        self.diagnosis: Diagnosis = self.trace.diagnose()
-
-    def sql(self, query: str) -> pl.DataFrame:
-        return self.trace.store.sql(query)
-
-    @property
-    def only(self) -> Any:
-        assert len(self.diagnosis.deployments) == 1, [d.name for d in self.diagnosis.deployments]
-        return self.diagnosis.deployments[0]
-
-    def latency(self, metric: str = "ttft_ms", observer: str | None = None) -> Any:
-        rows = [r for r in self.only.latency if r["metric"] == metric]
-        if observer is None:
-            return next((r for r in rows if r["headline"]), None)
-        return next((r for r in rows if r["observer"] == observer), None)
-
-    def phase(self, detail: str) -> dict[str, float]:
-        """ms per request in this detail."""
-        rows = self.sql(
-            f"""SELECT request, sum(end_ns - start_ns)::DOUBLE / 1e6 AS ms FROM phases
-                WHERE detail = '{detail}' GROUP BY request"""
-        )
-        return dict(rows.iter_rows())
-
-    def finding(self, name: str) -> Any:
-        return next((f for f in self.only.findings if f.id == name), None)
-
-    def warnings(self) -> set[str]:
-        return {
-            f.id for d in self.diagnosis.deployments for f in d.findings if f.severity != "info"
-        }
-
-
-def exact(seen: Seen) -> None:
-    """Phases partition every window in integer nanoseconds; every record is accounted for."""
-    wrong = seen.sql(
-        """SELECT * FROM (SELECT r.request, r.end_ns - r.start_ns AS w, sum(p.end_ns - p.start_ns) AS s
-           FROM requests r LEFT JOIN phases p USING (request) WHERE r.end_ns > r.start_ns GROUP BY ALL)
-           WHERE s IS DISTINCT FROM w"""
-    )
-    assert not wrong.height, wrong
-    unbalanced = seen.sql("FROM sources WHERE used AND rows_read <> rows_kept + rows_skipped")
-    assert not unbalanced.height, unbalanced
-
-
-def external(request_id: str) -> str:
-    base = request_id.removeprefix("chatcmpl-").removeprefix("cmpl-")
-    return base.removesuffix("-0") if request_id.startswith("cmpl-") else base
-
-
-def agrees(
-    seen: Seen,
-    truth: Sequence[Request],
-    found: dict[str, float],
-    value: Callable[[Request], float],
-    tolerance_ms: float,
-) -> None:
-    """Each request of the truth has this value in ms, within the tolerance; none is missing."""
-    names = dict(seen.requests.select("external_id", "request").iter_rows())
-    off = {}
-    for r in truth:
-        got = found.get(names[external(r.id)], 0.0)
-        if got is None or abs(got - value(r)) > tolerance_ms:
-            off[r.id] = (got, value(r))
-    assert not off, (len(off), len(truth), dict(list(off.items())[:5]))
-
-
-def column(seen: Seen, name: str) -> dict[str, float]:
-    return dict(seen.requests.select("request", name).iter_rows())
-
 
 # 1. vLLM V1, one server
 
@@ -188,58 +109,6 @@ def test_v0_queue_counts_from_arrival_and_nothing_twice(tmp_path: Path) -> None:
 # 3. P/D behind a toy proxy without spans of its own
 
 
-def pair(
-    n: int = 40,
-    *,
-    transfer_ms: float = 30.0,
-    concurrent: bool = False,
-    sync: bool = False,
-    name: Callable[[int], str] = lambda i: f"cmpl-{uuid('pd', i)}-0",
-    gap_ms: float = 3.0,
-    **load_args: Any,
-) -> tuple[list[Request], list[Request], Engine, Engine]:
-    """Prefill and decode legs of the same requests, and their engines."""
-    asked = load(n, T0, name=name, prompt=lambda d: d.randint(200, 900), **load_args)
-    prefill = [
-        Request(r.id, r.arrival, r.prompt, 1, max_tokens=1, trace=trace_id("p", r.id, r.arrival), span=span_id("p", r.id, r.arrival))
-        for r in asked
-    ]  # fmt: skip
-    p = Engine(seed=2)
-    p.run(prefill)
-    decode = []
-    for r, done in zip(asked, prefill, strict=True):
-        at = done.arrival + MS if concurrent else done.last_seen + int(gap_ms * MS)
-        leg = Request(
-            r.id, at, r.prompt, r.output, trace=trace_id("d", r.id, at), span=span_id("d", r.id, at)
-        )
-        leg.cached = leg.prompt - (400 if sync else 0)
-        leg.ready = 0 if sync else max(done.last_seen, at) + int(transfer_ms * MS)
-        decode.append(leg)
-    d = Engine(seed=3, per_token_ms=0.05 if sync else 0.0)
-    d.run(decode)
-    return prefill, decode, p, d
-
-
-def pd_folder(
-    folder: Path,
-    legs: tuple[list[Request], list[Request], Engine, Engine],
-    connector: str | None,
-    log: bool = True,
-) -> None:
-    prefill, decode, p, d = legs
-    ids = {"p": uuid("engine", "p"), "d": uuid("engine", "d")}
-    for role, requests, engine, pid in (("p", prefill, p, 11_000), ("d", decode, d, 12_000)):
-        res = resource(f"vllm-{role}", pid=pid)
-        write(folder / f"{role}.traces.jsonl", [v1_span(r, res) for r in requests])
-        if log:
-            lines = Log(pid)
-            lines.started(T0 - 60 * S, connector=connector, engine_id=ids[role])
-            for r in requests:
-                lines.request(r)
-            lines.steps(engine.steps)
-            lines.write(folder / f"{role}.log")
-
-
 def wait_of_decode(
     seen: Seen, detail: str, legs: Sequence[Request], tolerance: float = 1.5
 ) -> None:
@@ -319,84 +188,6 @@ def test_mooncake_decode_queue_holds_the_prefill_and_counts_it_once(tmp_path: Pa
 # 4. routers
 
 
-ROUTER = {
-    "service.name": "vllm-router",
-    "service.version": "0.1.17",
-    "service.instance.id": uuid("router"),
-}
-
-
-def pd_name(i: int) -> str:
-    hexes = uuid("pd-router", i).replace("-", "")
-    return f"cmpl-___prefill_addr_10.0.0.1:8100___decode_addr_10.0.0.2:8200_{hexes}-0"
-
-
-def hop(
-    r: Request,
-    phase: str,
-    start: int,
-    end: int,
-    address: str,
-    parent: str,
-    code: int = 200,
-    key: object = "",
-) -> Span:
-    host, port = address.split(":")
-    attributes = {
-        "http.request.method": "POST", "url.full": f"http://{address}/v1/completions",
-        "server.address": host, "server.port": int(port), "http.response.status_code": code,
-        "vllm.request_phase": phase, "busy_ns": "1000", "idle_ns": "2000",
-    }  # fmt: skip
-    return Span(
-        ROUTER, "vllm-router", "POST /v1/completions", r.trace, span_id("hop", phase, r.id, r.arrival, key),
-        start, end, parent, CLIENT, attributes, error=code >= 400,
-    )  # fmt: skip
-
-
-def routed(r: Request, start: int, end: int, code: int = 200) -> Span:
-    attributes = {
-        "http.request.method": "POST", "http.route": "/v1/completions", "url.path": "/v1/completions",
-        "http.response.status_code": code, "request_id": f"cmpl-client{r.arrival}", "latency_ms": 3.0,
-        **({"error": "prefill failed"} if code >= 400 else {}),
-    }  # fmt: skip
-    return Span(
-        ROUTER, "vllm-router", "POST /v1/completions", r.trace, span_id("srv", r.id, r.arrival),
-        start, end, None, SERVER, attributes, error=code >= 500,
-    )  # fmt: skip
-
-
-def rust_pd(
-    legs: tuple[list[Request], list[Request], Engine, Engine], skew_ns: int = 0
-) -> list[Span]:
-    """Router, P and D spans of each request; every third call ends seconds late."""
-    prefill, decode, _, _ = legs
-    spans = []
-    for i, (p, d) in enumerate(zip(prefill, decode, strict=True)):
-        p.trace = d.trace = trace_id("router", p.id, p.arrival)
-        server = routed(p, p.arrival - 3 * MS, d.last_seen + 2 * MS)
-        late = (2 + i % 7) * S if i % 3 == 0 else MS
-        first = hop(p, "prefill", p.arrival - MS, p.last_seen + late, "10.0.0.1:8100", server.span)
-        second = hop(d, "decode", d.arrival - MS, d.last_seen + late, "10.0.0.2:8200", server.span)
-        spans += [server, first, second]
-        p.parent, d.parent = first.span, second.span
-        spans.append(v1_span(p, resource("vllm-p", pid=11_000)))
-        spans.append(v1_span(d, resource("vllm-d", pid=12_000), skew_ns=skew_ns))
-        if i == 5:  # a first try on P that failed before the engine saw it
-            spans.append(
-                hop(
-                    p,
-                    "prefill",
-                    p.arrival - 2 * MS,
-                    p.arrival - MS,
-                    "10.0.0.1:8100",
-                    server.span,
-                    503,
-                    "a",
-                )
-            )
-    return spans
-
-
 def test_rust_router_joins_pairs_and_late_calls_distort_nothing(tmp_path: Path) -> None:
     legs = pair(name=pd_name)
     spans = rust_pd(legs)
@@ -426,53 +217,6 @@ def test_rust_router_joins_pairs_and_late_calls_distort_nothing(tmp_path: Path) 
         assert wait[name] == pytest.approx((d.first - d.queued) / MS, abs=1.5)
     assert seen.sql("SELECT headline_observer FROM deployments").item() is None
     assert not {"clock_skew", "unattributed_time"} & seen.warnings()
-
-
-def stack_spans(r: Request, url: str) -> list[Span]:
-    res = {"service.name": "vllm-router"}
-    server, call = span_id("s", r.id), span_id("c", r.id)
-    r.parent = call
-    common = {"vllm.request_id": r.id.removeprefix("chatcmpl-"), "vllm.model": "m"}
-    return [
-        Span(res, "vllm_router.services", "router /v1/chat/completions", r.trace, server, r.arrival - 4 * MS,
-             r.last_seen + 3 * MS, None, SERVER, {"http.method": "POST", "http.target": "/v1/chat/completions", "http.status_code": 200, **common}),
-        Span(res, "vllm_router.services", "process_request", r.trace, call, r.arrival - 2 * MS, r.last_seen + 2 * MS, server, CLIENT,
-             {"vllm.backend_url": url, "vllm.routing_logic": "roundrobin", "vllm.is_streaming": True, **common}),
-    ]  # fmt: skip
-
-
-def two_workers(
-    folder: Path, router: Callable[[Request, str], list[Span]]
-) -> dict[str, tuple[Engine, list[Request]]]:
-    """Three quarters of the requests on worker a; worker b has long prompts besides."""
-    asked = load(
-        80,
-        T0,
-        rate=12,
-        name=lambda i: f"chatcmpl-{uuid('two', i)}",
-        prompt=lambda d: d.randint(30, 60),
-    )
-    parts = {
-        "a": [r for i, r in enumerate(asked) if i % 4],
-        "b": [r for i, r in enumerate(asked) if not i % 4],
-    }
-    for r in parts["b"][::2]:
-        r.prompt = 6000
-    found, spans = {}, []
-    for name, requests in parts.items():
-        engine = Engine(seed=ord(name), per_token_ms=0.05 if name == "b" else 0.0005)
-        engine.run(requests)
-        pid = 21_000 + ord(name)
-        url = f"http://worker-{name}:8000"
-        spans += [s for r in requests for s in router(r, url)]
-        spans += [v1_span(r, resource("vllm", key=name, pid=pid)) for r in requests]
-        log = Log(pid)
-        log.started(T0 - 60 * S)
-        log.steps(engine.steps)
-        log.write(folder / f"{name}.log")
-        found[name] = (engine, requests)
-    write(folder / "traces.jsonl", spans)
-    return found
 
 
 def test_production_stack_router_two_workers_imbalance_and_interference_on_one(
@@ -1191,3 +935,22 @@ def test_two_nameless_workers_beside_each_other_are_two_deployments(tmp_path: Pa
         )
     seen = Seen(tmp_path)
     assert [d.requests["count"] for d in seen.diagnosis.deployments] == [30, 30]
+
+
+def test_lone_decode_legs_claim_no_ttft_and_no_engine_queue(tmp_path: Path) -> None:
+    """Half of the prefill legs are not on record: D's own first-token time is nobody's TTFT."""
+    prefill, decode, _, _ = pair()
+    spans = [v1_span(r, resource("p")) for r in prefill[::2]]
+    write(tmp_path / "t.jsonl", spans + [v1_span(r, resource("d")) for r in decode])
+    seen = Seen(tmp_path)
+    exact(seen)
+    assert seen.requests.group_by("mode").len().sort("mode").rows() == [
+        ("disaggregated", 20),
+        ("unknown", 20),
+    ]
+    assert seen.latency("ttft_ms", "engine") is None
+    assert seen.latency("e2e_ms", "engine") is None
+    assert "no TTFT to tell" in seen.only.verdict
+    lone = {r["request"] for r in seen.requests.filter(pl.col("mode") == "unknown").to_dicts()}
+    assert not lone & set(seen.phase("prefill_queue"))
+    assert lone <= set(seen.phase("kv_wait_upper_bound"))

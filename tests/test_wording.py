@@ -1,0 +1,143 @@
+"""Wording rules: a claim is no stronger than its row, numbers carry units, steadier is never called faster."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from pdtrace import coverage, wording
+from pdtrace._words_latency import slow_first_token, slow_stream
+from pdtrace._words_table import dependence
+from pdtrace.library import queries
+from pdtrace.numbers import count, duration, plural, quantity, seconds, share
+
+
+def first(**values: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "requests": 6, "measured": 20, "limit_given": False, "limit_ms": 470.0, "typical_ms": 235.0, "models": 1,
+        "value": 3740.0, "ttft_p50_ms": 235.0, "ttft_p99_ms": 4040.0, "top_phase": None, "top_phase_ratio": None,
+        "grown_phase": None, "grown_ratio": None, "prompt_rho": 0.9, "prompt_rho_low": 0.7, "prompt_rho_high": 0.97,
+        "prompt_pairs": 20, "prompt_slope_ms": 494.0, "prompt_driven": True, "cached_known": False, "prompts_known": 20,
+        "slow_long_input": 6, "other_long_input": 0, "culprits": [{"request": "r3", "value": 4110.0}],
+    }  # fmt: skip
+    return row | values
+
+
+def stream(**values: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "requests": 5, "measured": 20, "limit_given": False, "limit_ms": 31.0, "typical_ms": 20.6, "models": 1,
+        "value": 79.8, "tpot_p50_ms": 20.6, "tpot_p99_ms": 82.0, "gaps": None, "workers": [], "stall_ratio": None,
+        "output_rho": 0.1, "output_rho_low": -0.35, "output_rho_high": 0.51, "output_pairs": 20, "output_driven": None,
+        "slow_long_output": 1, "other_long_output": 4, "culprits": [{"request": "r3", "value": 82.8}],
+    }  # fmt: skip
+    return row | values
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (first(), "It follows the prompt: rank correlation 0.90 (0.70 to 0.97, n = 20), 494 ms for each 1,000"),
+        (first(prompt_rho=0.3, prompt_rho_low=0.1), "6 of 6 slow ones have a long prompt, 0 of the 14 others"),
+        (first(prompt_driven=False, prompt_rho=0.39, prompt_rho_low=0.29), "follows the prompt length only weakly"),
+        (first(prompt_driven=False, prompt_rho=0.0, prompt_rho_low=-0.4), "does not follow the prompt length"),
+        (first(prompt_driven=None, prompt_rho=0.3, prompt_rho_low=-0.2), "No clear link to the prompt length"),
+        (first(prompt_driven=None, prompt_rho=None, prompts_known=0), "Prompt lengths are not known"),
+        (first(prompt_driven=None, prompt_rho=None, prompts_known=7), "Too few prompt lengths are known (7)"),
+    ],
+)  # fmt: skip
+def test_a_link_to_the_prompt_is_claimed_only_as_far_as_it_is_shown(
+    row: dict[str, Any], said: str
+) -> None:
+    assert said in slow_first_token(row).detail
+
+
+def test_prefix_caching_is_advised_only_where_prompts_drive() -> None:
+    assert any("prefix caching" in text for text in slow_first_token(first()).suggestions)
+    for driven in (False, None):
+        assert not any(
+            "prefix caching" in text
+            for text in slow_first_token(first(prompt_driven=driven)).suggestions
+        )
+
+
+def test_nothing_slow_is_not_called_slow_on_0_requests() -> None:
+    assert slow_first_token(first(requests=0)).title == "first-token time grows with the prompt"
+
+
+def test_fewer_than_100_values_have_a_slowest_and_no_99th_percentile() -> None:
+    assert (
+        "slowest 4.11 s" in slow_first_token(first()).detail
+        and "p99" not in slow_first_token(first()).detail
+    )
+    assert "p99 4.04 s" in slow_first_token(first(measured=358)).detail
+
+
+def test_models_that_are_judged_apart_have_no_common_limit() -> None:
+    detail = slow_first_token(first(models=2, limit_ms=None, typical_ms=None)).detail
+    assert "2 models, each by itself" in detail and "–" not in detail.partition("TTFT")[0]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (stream(), "No clear link to the length of the answer"),
+        (stream(output_driven=True, slow_long_output=5, other_long_output=0), "5 of 5 slow ones have a long answer"),
+        (stream(output_driven=False, output_rho=-0.3, output_rho_low=-0.5), "does not grow with the length"),
+    ],
+)  # fmt: skip
+def test_a_link_to_the_answer_likewise(row: dict[str, Any], said: str) -> None:
+    assert said in slow_stream(row).detail
+
+
+def test_dependence_says_what_drives_what() -> None:
+    row = {
+        "measure": "e2e",
+        "pairs": 20,
+        "rho": 0.99,
+        "rho_low": 0.97,
+        "rho_high": 1.0,
+        "slope_ms": 19_800.0,
+        "follows": True,
+    }
+    assert dependence([row]) == [
+        "total time follows the length of the answer (rank correlation 0.99, 0.97 to 1.00, n = 20; about 19.8 s for each 1,000 tokens)"
+    ]
+    assert "has no clear link to" in dependence([row | {"follows": None}])[0]
+
+
+def test_every_finding_has_words_of_its_own() -> None:
+    rooms = wording._ROOMS
+    for name, query in queries().items():
+        if query.kind == "findings":
+            assert any(hasattr(room, name) for room in rooms), f"{name} has no words"
+
+
+def test_faster_is_never_said_for_steadier() -> None:
+    from pathlib import Path
+
+    import pdtrace
+
+    for file in Path(pdtrace.__file__).parent.glob("*.py"):
+        for line in file.read_text("utf-8").splitlines():
+            if re.search(r"\bfaster\b", line):
+                assert (
+                    re.search(r"not the same as faster|would be faster: nothing", line)
+                    or '"""' in line
+                    or "#" in line
+                ), line
+
+
+def test_every_item_of_the_coverage_has_words_and_a_way_to_add_it() -> None:
+    assert set(coverage.GENERAL_SWITCHES) <= set(coverage.ITEM_WORDS)
+
+
+def test_numbers_have_one_way_to_be_written() -> None:
+    assert [duration(v) for v in (0.42, 92.5, 1150.0, 12_000.0, 720_000.0, None)] == [
+        "0.42 ms", "92.5 ms", "1.15 s", "12.0 s", "12.0 min", "–",
+    ]  # fmt: skip
+    assert (seconds(49.93), share(0.334), share(0.011), count(15_273), plural(1, "request")) == (
+        "49.9 s", "33 %", "1.1 %", "15,273", "1 request",
+    )  # fmt: skip
+    assert quantity(1.0, "tokens") == "1 token" and quantity(0.5, "1") == "50 %"

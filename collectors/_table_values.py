@@ -176,7 +176,7 @@ def instant_rule(series: pl.Series, header_unit: str | None) -> InstantRule | No
     value, _ = numbers(cells)
     if value.null_count() * 2 <= len(cells):
         return _number_rule(value.drop_nulls(), cells, header_unit)
-    return _date_rule(cells)
+    return _date_rule(cells) if series.dtype == pl.String else None
 
 
 def _number_rule(value: pl.Series, cells: pl.Series, header_unit: str | None) -> InstantRule | None:

@@ -302,8 +302,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     if debug:
-        logging.basicConfig(level=logging.INFO)
-        logging.getLogger("pdtrace").setLevel(logging.DEBUG)
+        logger = logging.getLogger("pdtrace")
+        logger.handlers = [logging.StreamHandler(sys.stderr)]
+        logger.setLevel(logging.DEBUG)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminated)
     sys.exit(_run(words, debug=debug))

@@ -14,7 +14,7 @@ from pdtrace.errors import PROBLEM, REPORT, in_one_line, reraise_stop
 from pdtrace.sink import RowSink
 from pdtrace.store import Store
 
-BATCH_SPANS = 50_000  # whole traces of about this many spans are interpreted at once
+BATCH_SPANS = 250_000  # whole traces of about this many spans are interpreted at once
 FOREIGN_LOG = "log record of a scope that no collector reads"
 UNUSED = {"source": pl.Int32, "record": pl.Int64, "reason": pl.String}
 _log = logging.getLogger(__name__)

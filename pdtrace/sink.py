@@ -245,10 +245,12 @@ class _HashingRaw(io.RawIOBase):
         """Read what the collector left."""
         if self._stream.closed:
             return
-        while block := self._stream.read(1 << 20):
-            self.hash.update(block)
-            self.size += len(block)
-        self._stream.close()
+        try:
+            while block := self._stream.read(1 << 20):
+                self.hash.update(block)
+                self.size += len(block)
+        finally:
+            self._stream.close()
 
 
 class Reading:

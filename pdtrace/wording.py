@@ -151,7 +151,9 @@ def _first_tokens(deployment: Deployment) -> str:
             f"Whole requests took {spread(whole)} as the {whole['observer']} saw them; "
             "first tokens are not in these data."
         )
-    text = f"TTFT as the {row['observer']} saw it: {spread(row)}"
+    counted = deployment.requests["completed"] or deployment.requests["unknown"]
+    part = f" on {row['count']:,} of {plural(counted, 'request')}" if row["count"] < 0.9 * counted else ""
+    text = f"TTFT as the {row['observer']} saw it{part}: {spread(row)}"
     shares: dict[str, float] = {}
     bounds: set[str] = set()
     for p in deployment.phases:
@@ -161,11 +163,11 @@ def _first_tokens(deployment: Deployment) -> str:
                 bounds.add(p["phase"])
     if not shares or not phases_known(deployment):
         return text + "."
-    top, part = max(shares.items(), key=lambda item: item[1])
+    top, most_share = max(shares.items(), key=lambda item: item[1])
     if top == "unattributed":
-        return f"{text}; nobody accounts for {share(part)} of it."
+        return f"{text}; nobody accounts for {share(most_share)} of it."
     most = "at most " if top in bounds else ""
-    return f"{text}; {phase(top)} took {most}{share(part)} of it."
+    return f"{text}; {phase(top)} took {most}{share(most_share)} of it."
 
 
 def spread(row: Row) -> str:

@@ -374,7 +374,7 @@ def test_absurd_instants_and_values_do_not_stop_a_diagnosis(tmp_path: Path) -> N
         ("numbers.csv", HEADER + b"\n".join(b"r,%b,%b,%b,%b" % ((v,) * 4) for v in (b"1", b"nan", b"inf", b"1e400", b"9" * 40, b"-5", b"x", b"")), 1),
         ("numbers.jsonl", b"\n".join(b'{"request":"r","ttft_ms":%b,"e2e_ms":%b,"output_tokens":3}' % (v, v) for v in (b"1", b"NaN", b"-Infinity", b"1e400", b"9" * 40, b"[1]", b"{}", b'"x"')), 2),
         ("blank.csv", HEADER + b"\n" * 200_000 + b"a,1,2,3,4\n", 1),
-        ("ragged.csv", HEADER + b"a,1\nb,1,2,3,4,5,6,7\n,,,,\nc,1,2,3,4", 3),
+        ("ragged.csv", HEADER + b"a,1,2,3,4\nb,1\nd,1,2,3,4,5,6,7\n,,,,\nc,1,2,3,4", 3),
         ("nul.csv", HEADER + b"a\0b,1,2,3,4\nc,1,2,3,4\n", 2),
     ],
 )  # fmt: skip
@@ -440,7 +440,9 @@ def test_data_give_no_orders_to_terminal_browser_or_store(tmp_path: Path) -> Non
             assert "<script" not in done.stdout
     assert (
         "[red]b[/red]"
-        in pdtrace("query", "SELECT note FROM requests WHERE note IS NOT NULL", store).stdout
+        in pdtrace(
+            "query", "SELECT note FROM requests WHERE note IS NOT NULL", store, "--format", "csv"
+        ).stdout
     )
 
 

@@ -8,7 +8,7 @@
 -- covers half of its kind or more, info otherwise. Level D: absence is no measurement.
 --
 -- grain:   one row per deployment
--- needs:   requests, legs, steps, workers, worker_aliases, skipped, sources, interference_steps, deployment_sources
+-- needs:   requests, request_marks, legs, steps, workers, worker_aliases, skipped, sources, interference_steps, deployment_sources
 -- params:
 --   min_ratio  0.05  a twentieth missing does not move a median or a sum beyond its usual interval
 -- columns:
@@ -27,21 +27,22 @@
 --   sources        VARCHAR[]  files of the deployment
 --   gaps           STRUCT(gap VARCHAR, missing BIGINT, total BIGINT, detail VARCHAR)[]  what is missing, largest share first; detail: commonest reason, or NULL
 WITH request_gap AS (
-  SELECT deployment, unnest([
+  SELECT r.deployment, unnest([
     {'gap': 'missing_first_token',
-      'missing': count(*) FILTER (ttft_ms IS NULL AND outcome IS DISTINCT FROM 'failed')},
+      'missing': count(*) FILTER (m.ttft_ms IS NULL AND r.outcome IS DISTINCT FROM 'failed')},
     {'gap': 'missing_output_tokens',
-      'missing': count(*) FILTER (output_tokens IS NULL AND outcome IS DISTINCT FROM 'failed')},
-    {'gap': 'missing_prompt_tokens', 'missing': count(*) FILTER (prompt_tokens IS NULL)},
+      'missing': count(*) FILTER (r.output_tokens IS NULL AND r.outcome IS DISTINCT FROM 'failed')},
+    {'gap': 'missing_prompt_tokens', 'missing': count(*) FILTER (r.prompt_tokens IS NULL)},
     -- where no request has a worker (a table from outside) there is none to miss
     {'gap': 'missing_worker',
       'missing': CASE WHEN count(coalesce(prefill_worker, decode_worker)) > 0
         THEN count(*) - count(coalesce(prefill_worker, decode_worker)) ELSE 0 END},
     {'gap': 'unknown_outcome',
-      'missing': count(*) FILTER (coalesce(outcome, 'unknown') = 'unknown')}
+      'missing': count(*) FILTER (coalesce(r.outcome, 'unknown') = 'unknown')}
   ]) AS entry, count(*) AS total
-  FROM requests
-  GROUP BY deployment
+  FROM requests AS r
+  LEFT JOIN request_marks() AS m ON m.request = r.request
+  GROUP BY r.deployment
 ),
 leg_gap AS (
   SELECT deployment, count(*) FILTER (request IS NULL) AS missing, count(*) AS total

@@ -1,7 +1,7 @@
 -- coverage_items: which information the data hold, and what each item would let one see.
 --
 -- grain:   one row per (deployment, item)
--- needs:   requests, deployments, legs, intervals, streams, workers, steps, samples, transfers, decisions, clocks, observations, phases
+-- needs:   requests, request_marks, deployments, legs, intervals, streams, workers, steps, samples, transfers, decisions, clocks, observations, phases
 -- columns:
 --   deployment     VARCHAR     deployment
 --   item           VARCHAR     the item, lower_snake
@@ -14,22 +14,24 @@
 --   enables        VARCHAR     what it lets one see
 WITH request_items AS (
   SELECT
-    deployment,
+    r.deployment,
     count(*) AS requests,
-    count(*) FILTER (mode = 'disaggregated') AS pairs,
-    count(start_ns) AS arrivals,
-    count(ttft_ms) AS first_tokens,
-    count(e2e_ms) AS durations,
-    count(prompt_tokens) AS prompts,
-    count(output_tokens) AS outputs,
-    count(cached_tokens) AS cached,
-    count(*) FILTER (coalesce(prefill_worker, decode_worker) IS NOT NULL) AS placed,
-    count(*) FILTER (coalesce(outcome, 'unknown') <> 'unknown') AS outcomes,
-    count(*) FILTER (mode <> 'unknown') AS modes,
-    count(model) AS models,
-    count(session) AS sessions
-  FROM requests
-  GROUP BY deployment
+    count(*) FILTER (r.mode = 'disaggregated') AS pairs,
+    count(r.start_ns) AS arrivals,
+    -- also those of the only observer where too few were seen for a headline
+    count(m.ttft_ms) AS first_tokens,
+    count(r.e2e_ms) AS durations,
+    count(r.prompt_tokens) AS prompts,
+    count(r.output_tokens) AS outputs,
+    count(r.cached_tokens) AS cached,
+    count(*) FILTER (coalesce(r.prefill_worker, r.decode_worker) IS NOT NULL) AS placed,
+    count(*) FILTER (coalesce(r.outcome, 'unknown') <> 'unknown') AS outcomes,
+    count(*) FILTER (r.mode <> 'unknown') AS modes,
+    count(r.model) AS models,
+    count(r.session) AS sessions
+  FROM requests AS r
+  LEFT JOIN request_marks() AS m ON m.request = r.request
+  GROUP BY r.deployment
 ),
 -- What kinds of time each request has, with or without a position.
 timed AS (

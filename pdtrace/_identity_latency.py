@@ -312,9 +312,7 @@ def lone_halves(legs: pl.DataFrame, requests: pl.DataFrame) -> pl.DataFrame:
 def _without_wholes(seen: pl.DataFrame, halves: pl.DataFrame) -> pl.DataFrame:
     """No latency of the whole request for requests that the engines saw one half of."""
     half = pl.col("r").is_in(halves["r"].unique().implode())
-    return seen.with_columns(
-        pl.when(half.not_()).then(pl.col(c)).alias(c) for c in ("ttft", "e2e")
-    )
+    return seen.with_columns(pl.when(half.not_()).then(pl.col(c)).alias(c) for c in ("ttft", "e2e"))
 
 
 def headline(

@@ -8,9 +8,9 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from pdtrace import numbers, wording
-from pdtrace.marks import SHOWN as SHOWN_MARKS
 from pdtrace._words_figures import METRIC_HEADS, STEP_HEADS
 from pdtrace._words_figures import SHOWN as SHOWN_METRICS
+from pdtrace.marks import SHOWN as SHOWN_MARKS
 from pdtrace.wording import MANY as MANY
 
 if TYPE_CHECKING:

@@ -152,7 +152,11 @@ def _first_tokens(deployment: Deployment) -> str:
             "first tokens are not in these data."
         )
     counted = deployment.requests["completed"] or deployment.requests["unknown"]
-    part = f" on {row['count']:,} of {plural(counted, 'request')}" if row["count"] < 0.9 * counted else ""
+    part = (
+        f" on {row['count']:,} of {plural(counted, 'request')}"
+        if row["count"] < 0.9 * counted
+        else ""
+    )
     text = f"TTFT as the {row['observer']} saw it{part}: {spread(row)}"
     shares: dict[str, float] = {}
     bounds: set[str] = set()

@@ -374,7 +374,7 @@ def _no_record(accounts: list[Account]) -> tuple[str, str]:
 
 
 def _count(store: Store, accounts: list[Account]) -> int:
-    """Records kept of all sources; fills rows_read, rows_kept, rows_skipped, the reasons and the time range of every source."""
+    """Records kept of all sources; fills rows_read, rows_kept, rows_skipped, the reasons and the time range."""
     unions = " UNION ".join(
         f"SELECT source, record FROM {name} WHERE record IS NOT NULL" for name in _raw_tables()
     )
@@ -403,8 +403,27 @@ def _count(store: Store, accounts: list[Account]) -> int:
             [account.read, have, missing, have > 0, account.problem or account.what, number],
         )
     store.execute("UPDATE sources SET used = false WHERE used IS NULL")
+    store.execute(_TIME_RANGES)
     store.append("skipped", rows)
     return sum(kept.values())
+
+
+_TIME_RANGES = """
+UPDATE sources SET start_ns = seen.start_ns, end_ns = seen.end_ns
+FROM (
+  SELECT source, min(start_ns) AS start_ns, max(end_ns) AS end_ns
+  FROM (
+    SELECT source, start_ns, coalesce(end_ns, start_ns) AS end_ns FROM spans
+    UNION ALL SELECT source, start_ns, coalesce(end_ns, last_token_ns, start_ns) FROM legs
+    UNION ALL SELECT source, time_ns, time_ns FROM samples
+    UNION ALL SELECT source, time_ns, time_ns FROM events
+    UNION ALL SELECT source, coalesce(start_ns, start_lower_ns), coalesce(start_ns, start_lower_ns) FROM steps
+    UNION ALL SELECT source, start_ns, coalesce(end_ns, start_ns) FROM transfers
+  )
+  GROUP BY source
+) seen
+WHERE sources.source = seen.source
+"""
 
 
 def _reasons(account: Account, missing: int) -> dict[str, int]:

@@ -160,7 +160,10 @@ def _diagnose(store: Store, slo: Slo) -> Diagnosis:
     )
     workers = store.sql(_WORKERS).to_dicts()
     facts = store.sql(_FACTS).to_dicts()
-    dependence = store.query("token_dependence").to_dicts()
+    dependence = sorted(
+        store.query("token_dependence").to_dicts(),
+        key=lambda r: (_METRICS.index(f"{r['measure']}_ms"), r["tokens"]),
+    )
     deployments = []
     for row in _deployments(store):
         deployment = Deployment(

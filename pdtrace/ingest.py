@@ -347,13 +347,14 @@ def _keep_one_row_a_key(store: Store, names: list[str]) -> None:
         ((total, distinct),) = store.rows(f"SELECT count(*), count(DISTINCT ({keys})) FROM {name}")
         if total == distinct:
             continue
+        own = ", ".join(f"t.{key}" for key in table.key)  # sources has start_ns too
         columns = {c.name for c in table.columns}
         order = "s.sha256, t.record" if {"source", "record"} <= columns else "t.rowid"
         join = "LEFT JOIN sources s USING (source)" if "source" in columns else ""
         store.execute(
             f"""DELETE FROM {name} WHERE rowid IN (
                   SELECT id FROM (SELECT t.rowid AS id, row_number() OVER (
-                      PARTITION BY {keys} ORDER BY {order}, t.rowid) AS place FROM {name} t {join})
+                      PARTITION BY {own} ORDER BY {order}, t.rowid) AS place FROM {name} t {join})
                   WHERE place > 1)"""
         )
 

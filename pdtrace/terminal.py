@@ -37,6 +37,7 @@ _SOURCE_COLUMNS = (
     Column("skipped", right=True), Column("remark", wraps=True),
 )  # fmt: skip
 CELL_CELLS = 16  # a cell of `query` narrower than its content and than this is hard to read
+ROOMY_CELLS = 60  # and so wide where all columns fit with it
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -199,10 +200,19 @@ def _cell(value: object) -> str:
 def _rows_text(rows: pl.DataFrame, cells: list[list[str]]) -> None:
     """Rows as a table; a few wide rows stand upright, and columns that do not fit are named."""
     out = console()
-    widths = [
-        max([cell_len(name), *(min(cell_len(row[n]), CELL_CELLS) for row in cells)])
-        for n, name in enumerate(rows.columns)
-    ]
+    kinds = rows.dtypes
+
+    def width(n: int, most: int) -> int:
+        longest = max([cell_len(row[n]) for row in cells], default=0)
+        # A number that is cut is another number.
+        return max(
+            cell_len(rows.columns[n]), longest if kinds[n].is_numeric() else min(longest, most)
+        )
+
+    for most in range(ROOMY_CELLS, CELL_CELLS - 1, -4):
+        widths = [width(n, most) for n in range(len(kinds))]
+        if sum(widths) + 2 * (len(widths) - 1) <= out.width:
+            break
     if 0 < len(cells) <= UPRIGHT and sum(widths) + 2 * (len(widths) - 1) > out.width:
         heads = [Column("column"), *(Column(f"row {n + 1}", wraps=True) for n in range(len(cells)))]
         upright = [[name, *(row[n] for row in cells)] for n, name in enumerate(rows.columns)]
@@ -213,9 +223,8 @@ def _rows_text(rows: pl.DataFrame, cells: list[list[str]]) -> None:
         kept = [n for n in kept if any(row[n] for row in cells)] or kept[:1]
     while len(kept) > 1 and sum(widths[n] for n in kept) + 2 * (len(kept) - 1) > out.width:
         kept.pop()
-    kinds = rows.dtypes
     columns = [Column(rows.columns[n], right=kinds[n].is_numeric()) for n in kept]
-    short = [[shortened(" ".join(row[n].split()), CELL_CELLS) for n in kept] for row in cells]
+    short = [[shortened(" ".join(row[n].split()), widths[n]) for n in kept] for row in cells]
     grid(out, columns, short, style="bold", keep_empty=True)
     if left := [name for n, name in enumerate(rows.columns) if n not in kept]:
         missing = numbers.plural(len(left), "column")

@@ -20,6 +20,13 @@ _VERDICT_CAUSES = (
     "kv_alarm", "failed_requests", "prefill_interference", "engine_queue", "kv_transfer", "router_queue",
     "preemption", "slow_first_token", "slow_stream", "unattributed_time", "long_output",
 )  # fmt: skip
+# Phases that a finding is about: with them in the first sentence its title would only repeat it.
+_SAME = {
+    "engine_queue": ("queue", "decode_queue"),
+    "kv_transfer": ("kv_wait", "kv_transfer", "kv_load"),
+    "router_queue": ("router",),
+    "unattributed_time": ("unattributed",),
+}
 
 
 def finding(name: str, row: Row) -> Finding:
@@ -158,20 +165,24 @@ def _first_tokens(deployment: Deployment) -> str:
         else ""
     )
     text = f"TTFT as the {row['observer']} saw it{part}: {spread(row)}"
-    shares: dict[str, float] = {}
-    bounds: set[str] = set()
-    for p in deployment.phases:
-        if p["share_of_ttft"]:
-            shares[p["phase"]] = shares.get(p["phase"], 0.0) + p["share_of_ttft"]
-            if p["basis"] == "upper_bound":
-                bounds.add(p["phase"])
+    shares = _ttft_shares(deployment)
     if not shares or not phases_known(deployment):
         return text + "."
     top, most_share = max(shares.items(), key=lambda item: item[1])
+    bounds = {p["phase"] for p in deployment.phases if p["basis"] == "upper_bound"}
     if top == "unattributed":
         return f"{text}; nobody accounts for {share(most_share)} of it."
     most = "at most " if top in bounds else ""
     return f"{text}; {phase(top)} took {most}{share(most_share)} of it."
+
+
+def _ttft_shares(deployment: Deployment) -> dict[str, float]:
+    """Share of the time before first tokens, by phase."""
+    shares: dict[str, float] = {}
+    for p in deployment.phases:
+        if p["share_of_ttft"]:
+            shares[p["phase"]] = shares.get(p["phase"], 0.0) + p["share_of_ttft"]
+    return shares
 
 
 def spread(row: Row) -> str:
@@ -194,14 +205,18 @@ def _headline(deployment: Deployment, metric: str) -> Mapping[str, Any] | None:
 
 
 def _cause(deployment: Deployment) -> str:
-    """The finding that matters most, in one sentence."""
+    """The finding that matters most, in one sentence; what to try where the first sentence has said the rest."""
     found = {f.id: f for f in deployment.findings}
+    shares = _ttft_shares(deployment)
+    said = max(shares, key=shares.__getitem__, default="")
     for name in _VERDICT_CAUSES:
         cause = found.get(name)
         if cause is not None and (cause.severity != "info" or name == _VERDICT_CAUSES[-1]):
             # A handful of failures is a finding, not the answer to where the time went.
             if name == "failed_requests" and cause.severity != "critical":
                 continue
+            if said in _SAME.get(name, ()) and cause.suggestions:
+                return f"Worth a look: {cause.suggestions[0].rstrip('.')}."
             return _capital(cause.title) + "."
     return "Nothing stands out." if not found and deployment.latency else ""
 

@@ -17,7 +17,7 @@ import pyarrow.json as pj
 from ._common import CUT_OFF, LONELY, NOT_AN_OBJECT, NOT_JSON, loads
 from ._otlp_values import finite, json_text, plain, whole
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 4 << 20  # pages of larger ones go back to the system and come anew each time
 NOT_OTLP = "JSON, but no OTLP export request"
 
 # ---- the fast way: pyarrow.json ------------------------------------------------------------------

@@ -30,6 +30,8 @@ MOST = 0.8
 
 def sniff(head: Head) -> Match | None:
     """Text exposition: TYPE lines with samples, or nearly only lines like name{...} value."""
+    if b"\0" in head.data and b"# TYPE " not in head.data:
+        return None  # binary: to look for samples in its "lines" takes long
     lines = pl.Series(
         "text", head.text().splitlines()[:-1] or head.text().splitlines(), dtype=pl.String
     )

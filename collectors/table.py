@@ -23,6 +23,7 @@ from ._table_plan import Plan, extend_plan, make_plan, tell
 TITLE = (
     "Tables of requests (CSV, TSV, Markdown, JSON lines, Parquet; LiteLLM, llmperf, client logs)"
 )
+AT_MOST = "generic"  # the strength of every match: the registry asks this collector last
 _HEAD_BYTES = 65_536
 _PLAN_ROWS = 20_000  # meaning and units are decided on so many rows
 _COUNT_WORDS = {

@@ -110,14 +110,14 @@ def _interpret_engine(
     spans: pl.DataFrame, requests: pl.DataFrame, calls: pl.DataFrame, out: Sink
 ) -> None:
     states = measured.states(spans, requests)
+    out.add("legs", engine_legs(requests, calls, states), record=None)
+    out.add("reported", reported(requests), record=None)
     intervals = layout.placed(requests)
     if not states.is_empty():
         intervals = pl.concat(
             [measured.without_replaced(intervals, states), measured.intervals(states, requests)]
         )
         out.add("events", preemptions(requests, states), record=None)
-    out.add("legs", engine_legs(requests, calls, states), record=None)
-    out.add("reported", reported(requests), record=None)
     out.add("intervals", intervals, record=None)
     out.add("workers", workers.seen(requests, "vLLM"), record=None)
     out.add("worker_aliases", workers.called_addresses(calls), record=None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from pdtrace._identity_legs import narrow
 from pdtrace._identity_observations import (
     COARSE_NS,
     OUTCOMES,
@@ -29,7 +30,7 @@ DEFINITIONS = {
     "engine": "engine: request arrived -> first token made",
 }
 _COLUMNS = (
-    "rowid AS row, leg, source, worker, deployment, request, observer, role, role_basis, trace_id,"
+    "leg, source, worker, deployment, request, observer, role, role_basis, trace_id,"
     " external_id, session, turn, attempt, stream, clock, start_ns, first_token_ns, last_token_ns,"
     " end_ns, resolution_ns, ttft_ms, e2e_ms, tpot_ms, ttft_definition, first_token_delivered,"
     " model, prompt_tokens, cached_tokens, output_tokens, max_tokens, status, error, note"
@@ -42,9 +43,7 @@ _FIRST_KNOWN = (
 
 def build(store: Store) -> None:
     """Fill requests, observations, roles of legs and workers, mode and headline of deployments."""
-    legs = store.sql(
-        f"SELECT {_COLUMNS} FROM legs WHERE request IS NOT NULL AND container IS NOT TRUE"
-    )
+    legs = narrow(store, _COLUMNS, "request IS NOT NULL AND container IS NOT TRUE")
     legs, inferred = with_roles(prepared(legs))
     observers = {name: observed(legs, name) for name in OBSERVERS}
     requests = gathered(legs, observers)
@@ -392,7 +391,8 @@ def _write_roles(
         .with_columns(pl.lit("aggregated").alias("duty"))
     )
     outside = (
-        legs.filter(pl.col("observer") != "engine")
+        legs.select("worker", "observer")
+        .filter(pl.col("observer") != "engine")
         .group_by("worker", duty="observer")
         .agg(pl.len().alias("legs"))
     )

@@ -21,7 +21,8 @@ _SEVERITIES = ("critical", "warning", "info")
 _METRICS = ("ttft_ms", "e2e_ms", "tpot_ms", "itl_ms")
 _DETAILS = tuple(PHASE_DETAILS)
 _READ_BY_MANY = (
-    "counted_requests",
+    "request_values",
+    "value_quartiles",
     "deployment_sources",
     "phase_by_request",
     "gap_summary",

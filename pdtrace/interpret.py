@@ -196,14 +196,21 @@ def _frame(store: Store, name: str, batches: tuple[int, int], *, again: bool) ->
     """
     claims = registry.claims()[name]
     held = spans.keys_held(store.connection)
-    attributes = ", ".join(
-        f'{spans.attribute_sql(key, kind, held.get(key, ()))} AS "{key}"'
+    present = [
+        f'{spans.attribute_sql(key, kind, held[key])} AS "{key}"'
         for key, kind in claims.attributes.items()
-    )
-    resource = ", ".join(
+        if key in held
+    ]
+    absent = {
+        key: pl.lit(None, dtype=_POLARS[kind])
+        for key, kind in claims.attributes.items()
+        if key not in held
+    }
+    resource = [
         f'r.{spans.resource_attribute_sql(key)} AS "resource.{key}"'
         for key in claims.resource_attributes
-    )
+    ]
+    asked = "".join(f", {column}" for column in (*present, *resource))
     batch, of = batches
     part = f"hash(t.trace_id) % {of} = {batch}" if of > 1 else "true"
     trace = episodes.trace_sql() if again else "t.trace_id"
@@ -220,11 +227,10 @@ def _frame(store: Store, name: str, batches: tuple[int, int], *, again: bool) ->
         f"""SELECT t.source, {trace} AS trace_id, t.span_id, t.parent_span_id, t.start_ns, t.end_ns, t.name, t.kind,
                    t.status_code, t.status_message, t.scope_name, t.resource, r.service_name, w.worker,
                    t.resolution_ns, t.events, t.links,
-                   coalesce(o.owner = '{name}', false) AS mine
-                   {"," if attributes else ""} {attributes} {"," if resource else ""} {resource}
+                   coalesce(o.owner = '{name}', false) AS mine {asked}
             FROM spans t {runs}
             LEFT JOIN resources r USING (resource)
             LEFT JOIN resource_workers w USING (resource)
             LEFT JOIN span_owners o ON t.scope_name IS NOT DISTINCT FROM o.scope_name AND t.name = o.name
             WHERE {part} {whole}"""
-    )
+    ).with_columns(**absent)

@@ -25,7 +25,7 @@ def marks(store: Store, deployment: str, slo: Slo) -> list[dict[str, Any]]:
               FROM legs l LEFT JOIN sources s USING (source)
               WHERE l.deployment = $deployment AND l.container IS NOT TRUE GROUP BY l.request),
             marked AS (
-              SELECT m.*, r.cached_tokens, r.error, r.note, p.path, p.record, count(*) OVER () AS total,
+              SELECT m.*, r.error, r.note, p.path, p.record, count(*) OVER () AS total,
                 CASE WHEN m.slow_first_token OR m.slow_stream THEN 0
                      WHEN m.outcome IN ('failed', 'aborted') THEN 1 ELSE 2 END AS rank,
                 greatest(m.ttft_ms / m.ttft_limit_ms, m.tpot_ms / m.tpot_limit_ms) AS excess

@@ -41,7 +41,12 @@ def sniff(head: Head, failures: list[str] | None = None) -> list[tuple[str, Matc
     A collector that breaks down over a head does not claim it; that is added to `failures`.
     """
     matches: list[tuple[str, Match]] = []
-    for name, module in collectors().items():
+    # Those that never say more than `generic` are asked last, and not at all behind a stronger one:
+    # whether a file is just any table takes longer to tell than all the rest.
+    weakest_last = sorted(collectors().items(), key=lambda item: _at_most(item[1]), reverse=True)
+    for name, module in weakest_last:
+        if any(STRENGTH[match.strength] > _at_most(module) for _, match in matches):
+            break
         try:
             match = module.sniff(head)
         except BaseException as error:
@@ -58,6 +63,11 @@ def sniff(head: Head, failures: list[str] | None = None) -> list[tuple[str, Matc
     chosen = [(name, match) for name, match in matches if STRENGTH[match.strength] == best]
     readers = [(name, match) for name, match in chosen if not match.ignore]
     return readers or chosen[:1]
+
+
+def _at_most(module: ModuleType) -> int:
+    """The greatest strength that a collector ever claims a source with."""
+    return STRENGTH[getattr(module, "AT_MOST", "exact")]
 
 
 def claims() -> dict[str, Claims]:

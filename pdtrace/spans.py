@@ -10,7 +10,7 @@ columns generated from these two cost more still: an INSERT evaluates them.)
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import duckdb
@@ -36,26 +36,26 @@ IN_THE_SOURCE = "duplicate within the source"
 LOG_COPY = "log copy of an exported span"
 
 
-def _value(prefix: str, key: str) -> str:
+def _value(prefix: str, key: str, place: int | None) -> str:
     """SQL for the value of a key in one pair of columns; NULL when absent."""
     position = f"list_position(string_split({prefix}_keys, chr(31)), {_quoted(key)})"
-    return f"{prefix}_values[{position}]"
+    return f"{prefix}_values[{place or position}]"
 
 
-def attribute_sql(key: str, kind: type, prefixes: Collection[str] | None = None) -> str:
+def attribute_sql(key: str, kind: type, places: Mapping[str, int | None] | None = None) -> str:
     """SQL over table spans for one attribute as str, int, float or bool.
 
     Whatever type it was written in. Numbers written as text are cast when they are numbers; a whole
     number is never made by rounding. NULL when the span has no such attribute or when it cannot be
-    cast. `prefixes`: the pairs of columns that hold the key in any span, where that is known
-    (keys_held): the others are not looked into.
+    cast. `places`: the pairs of columns that hold the key in any span, where that is known
+    (keys_held), with its place when all have it at the same: the others are not looked into.
     """
     if kind not in _SQL_TYPES:
         raise TypeError(f"attribute {key}: {kind.__name__} is none of str, int, float, bool")
     found = {
-        prefix: _READERS[kind, prefix].format(_value(prefix, key))
+        prefix: _READERS[kind, prefix].format(_value(prefix, key, (places or {}).get(prefix)))
         for prefix in _ORDER[kind]
-        if prefixes is None or prefix in prefixes
+        if places is None or prefix in places
     }
     return f"coalesce({', '.join([*found.values(), f'CAST(NULL AS {_SQL_TYPES[kind]})'])})"
 
@@ -87,14 +87,28 @@ _READERS: dict[tuple[type, str], str] = {
 }
 
 
-def keys_held(connection: duckdb.DuckDBPyConnection) -> dict[str, set[str]]:
-    """Which pairs of columns (string, int, ...) hold each attribute key that occurs in any span."""
-    held: dict[str, set[str]] = {}
+def keys_held(connection: duckdb.DuckDBPyConnection) -> dict[str, dict[str, int | None]]:
+    """Which pairs of columns (string, int, ...) hold each attribute key that occurs in any span.
+
+    With the key's place (from 1) in the lists of values, when nothing else is ever at it: to look
+    there takes a quarter of the time of finding the key span by span.
+    """
+    held: dict[str, dict[str, int | None]] = {}
     for prefix, _ in MAPS.values():
         rows = connection.sql(f"SELECT DISTINCT {prefix}_keys FROM spans").fetchall()
-        for (text,) in rows:
-            for key in (text or "").split(SEPARATOR):
-                held.setdefault(key, set()).add(prefix)
+        sets = [text.split(SEPARATOR) for (text,) in rows if text is not None]
+        at: dict[int, set[str]] = {}
+        for keys in sets:
+            for place, key in enumerate(keys, start=1):
+                at.setdefault(place, set()).add(key)
+        found: dict[str, set[int]] = {}
+        for place, keys_there in at.items():
+            for key in keys_there:
+                found.setdefault(key, set()).add(place)
+        for key, places in found.items():
+            (place, *more) = places
+            alone = not more and at[place] == {key}
+            held.setdefault(key, {})[prefix] = place if alone else None
     return held
 
 

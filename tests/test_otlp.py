@@ -725,6 +725,53 @@ def test_keys_with_quotes_are_safe_in_sql() -> None:
     ).fetchall()
 
 
+def test_attributes_are_found_at_one_place_and_span_by_span_alike() -> None:
+    store = Store()
+    store.append(
+        "spans",
+        [
+            {
+                "span_id": "a",
+                "string_keys": "one\x1ftwo\x1fthree",
+                "string_values": ["1", "2", "3"],
+            },
+            {"span_id": "b", "string_keys": "one\x1fthree", "string_values": ["4", "5"]},
+            {"span_id": "c", "string_keys": None, "int_keys": "one", "int_values": [6]},
+            {"span_id": "d", "string_keys": "one", "string_values": ["7"]},
+        ],
+    )
+    held = span_sql.keys_held(store.connection)
+    assert held == {
+        "one": {"string": 1, "int": 1},
+        "two": {"string": None},
+        "three": {"string": None},
+    }
+    for key, expected in {
+        "one": ["1", "4", "6", "7"],
+        "two": ["2", None, None, None],
+        "three": ["3", "5", None, None],
+    }.items():
+        for places in (held[key], None):
+            sql = span_sql.attribute_sql(key, str, places)
+            rows = store.sql(f"SELECT {sql} AS v FROM spans ORDER BY span_id")
+            assert rows["v"].to_list() == expected, key
+
+
+def test_spans_of_many_small_blocks_are_stored_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "".join(
+        json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [
+            {"traceId": f"{n:032x}", "spanId": f"{n:016x}", "name": "x", "startTimeUnixNano": "1",
+             **({"parentSpanId": "f" * 16} if n % 5 == 0 else {})}
+        ]}]}]}) + "\n"
+        for n in range(1, 101)
+    ).encode()  # fmt: skip
+    whole = read(lines).frame()
+    monkeypatch.setattr(_otlp_json, "BLOCK_BYTES", 300)
+    monkeypatch.setattr(otlp, "GATHERED_ROWS", 7)
+    assert whole.height == 100
+    assert read(lines).frame().equals(whole)
+
+
 # ---- real captures ---------------------------------------------------------------------------------
 
 

@@ -95,3 +95,14 @@ def test_every_dependency_has_a_lower_bound_no_upper_one_and_its_reason() -> Non
     assert block is not None
     for line in block[1].splitlines():
         assert re.fullmatch(r'  "[a-z-]+>=[\d.]+(; [^"]+)?", +# \S.+', line), line
+
+
+def test_a_command_does_not_import_pandas() -> None:
+    pytest.importorskip("pandas")
+    program = (
+        "import sys; from pdtrace import _no_pandas; _no_pandas.leave_out()\n"
+        "import numpy as np, pyarrow as pa\n"
+        "pa.array([1]), pa.array([[1], []]), pa.array(np.arange(2)).to_numpy(), pa.scalar(1)\n"
+        "sys.exit('pandas' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -325,6 +325,19 @@ def test_a_log_that_was_copied_while_it_grew_is_one_server(tmp_path: Path) -> No
             assert both.store.count(name) == alone.store.count(name), name
 
 
+def test_a_log_whose_steps_stand_in_it_twice_counts_them_once(tmp_path: Path) -> None:
+    (tmp_path / "once.log").write_bytes(LOG)
+    (tmp_path / "twice").mkdir()
+    (tmp_path / "twice" / "server.log").write_bytes(LOG + LOG)
+    with Trace.read([tmp_path / "twice"]) as twice, Trace.read([tmp_path / "once.log"]) as once:
+        assert once.store.count("steps") > 0
+        assert twice.store.count("steps") == once.store.count("steps")
+        ((read, kept, skipped),) = twice.store.rows(
+            "SELECT rows_read, rows_kept, rows_skipped FROM sources"
+        )
+        assert read == kept + skipped
+
+
 # ---- values --------------------------------------------------------------------------------------
 
 

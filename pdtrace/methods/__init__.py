@@ -36,14 +36,16 @@ class Method:
 
 
 def _interference_steps(tables: Tables) -> dict[str, pl.DataFrame]:
-    """Worker after worker, so that never more than one worker's steps are in memory."""
+    """Rank after rank of each worker, so that never more than one rank's steps are in memory."""
     results = [pl.DataFrame(schema=interference_steps.RESULT_SCHEMA)]
     losses = [pl.DataFrame(schema=interference_steps.LOSSES_SCHEMA)]
     for worker in tables.sql(interference_steps.WORKERS).iter_rows(named=True):
-        steps = tables.sql(interference_steps.STEPS, worker=worker["worker"])
-        result, lost = interference_steps.interference(steps, **worker)
-        results.append(result)
-        losses.append(lost)
+        named = {"worker": worker["worker"]}
+        for rank in tables.sql(interference_steps.RANKS, **named)["rank"].to_list():
+            steps = tables.sql(interference_steps.STEPS, **named, rank=rank)
+            result, lost = interference_steps.interference(steps, **worker)
+            results.append(result)
+            losses.append(lost)
     return {
         "interference_steps": pl.concat(results),
         "interference_step_losses": pl.concat(losses),

@@ -28,16 +28,18 @@ from pdtrace.methods.statistics import (
     trimmed_least_squares,
 )
 
-# One worker's steps in the order in which they ran. Ends are compared, since a coarse log time is
+# One rank's steps in the order in which they ran. Ends are compared, since a coarse log time is
 # the time of an end; inside one tick the engine's own count decides.
 STEPS = """
 SELECT rank, seq, coalesce(start_ns, start_lower_ns) AS start_ns, elapsed_ns, prefill_requests,
   prefill_tokens, prefill_kv_tokens, decode_requests, decode_tokens, decode_kv_tokens, running,
   pulled_requests, capture
 FROM steps
-WHERE worker = $worker
-ORDER BY rank, coalesce(start_ns, start_lower_ns) + elapsed_ns, seq, source, record
+WHERE worker = $worker AND rank IS NOT DISTINCT FROM $rank
+ORDER BY coalesce(start_ns, start_lower_ns) + elapsed_ns, seq, source, record
 """
+
+RANKS = "SELECT DISTINCT rank FROM steps WHERE worker = $worker ORDER BY rank"
 
 WORKERS = """
 SELECT s.worker, any_value(w.deployment) AS deployment, any_value(w.role) AS role,
@@ -103,7 +105,10 @@ def interference(
     """(one row per rank, one row per step that held decodes up) for one worker's ordered steps."""
     results, losses = [], []
     consumer = kv_consumer or role == "decode"
-    for (rank,), part in steps.partition_by(["rank"], maintain_order=True, as_dict=True).items():
+    ranks = steps["rank"].unique(maintain_order=True).to_list()
+    for rank in ranks:
+        # of a single rank no copy is made: its steps may be a large part of memory
+        part = steps if len(ranks) == 1 else steps.filter(pl.col("rank").eq_missing(rank))
         result, lost = _rank(part, consumer)
         name = {"worker": worker, "rank": rank}
         results.append({**name, "deployment": deployment, "role": role, **result})

@@ -8,7 +8,7 @@
 -- covers half of its kind or more, info otherwise. Level D: absence is no measurement.
 --
 -- grain:   one row per deployment
--- needs:   requests, request_marks, legs, steps, workers, worker_aliases, skipped, sources, interference_steps, deployment_sources
+-- needs:   request_values, legs, steps, workers, worker_aliases, skipped, sources, interference_steps, deployment_sources
 -- params:
 --   min_ratio  0.05  a twentieth missing does not move a median or a sum beyond its usual interval
 -- columns:
@@ -29,7 +29,7 @@
 WITH request_gap AS (
   SELECT r.deployment, unnest([
     {'gap': 'missing_first_token',
-      'missing': count(*) FILTER (m.ttft_ms IS NULL AND r.outcome IS DISTINCT FROM 'failed')},
+      'missing': count(*) FILTER (r.ttft_ms IS NULL AND r.outcome IS DISTINCT FROM 'failed')},
     {'gap': 'missing_output_tokens',
       'missing': count(*) FILTER (r.output_tokens IS NULL AND r.outcome IS DISTINCT FROM 'failed')},
     {'gap': 'missing_prompt_tokens', 'missing': count(*) FILTER (r.prompt_tokens IS NULL)},
@@ -40,8 +40,7 @@ WITH request_gap AS (
     {'gap': 'unknown_outcome',
       'missing': count(*) FILTER (coalesce(r.outcome, 'unknown') = 'unknown')}
   ]) AS entry, count(*) AS total
-  FROM requests AS r
-  LEFT JOIN request_marks() AS m ON m.request = r.request
+  FROM request_values AS r
   GROUP BY r.deployment
 ),
 leg_gap AS (

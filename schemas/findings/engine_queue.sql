@@ -7,7 +7,7 @@
 -- is). On a decode worker of a P/D pair the KV transfer is not in here (kv_transfer).
 --
 -- grain:   one row per deployment
--- needs:   phases, counted_requests, requests, deployment_sources
+-- needs:   phase_by_request, counted_requests, deployment_sources
 -- params:
 --   min_ttft_ratio  0.1  below a tenth of the TTFT other phases are the better question
 --   min_e2e_ratio   0.1  likewise of the whole durations, where first tokens are unknown
@@ -37,13 +37,9 @@
 --   before_queue_p99_ms  DOUBLE     ms  99th percentile of before_queue over all requests
 --   placed_ratio         DOUBLE     1  part of value that is laid out from durations (basis placed), not measured
 WITH wait AS (
-  SELECT p.request, p.phase, p.detail, p.basis,
-    (p.end_ns - p.start_ns) / 1e6 AS duration_ms,
-    CASE WHEN c.first_token_ns IS NOT NULL
-      THEN greatest(least(p.end_ns, c.first_token_ns) - p.start_ns, 0) / 1e6 END AS ttft_part_ms
-  FROM phases AS p
-  JOIN counted_requests AS c ON c.request = p.request
-  WHERE p.phase IN ('queue', 'decode_queue')
+  SELECT deployment, request, phase, detail, duration_ms, ttft_part_ms, placed_ms
+  FROM phase_by_request
+  WHERE counted AND phase IN ('queue', 'decode_queue')
 ),
 request_wait AS (
   SELECT request,
@@ -52,17 +48,17 @@ request_wait AS (
     sum(duration_ms) FILTER (detail = 'before_queue') AS before_ms,
     sum(duration_ms) FILTER (detail = 'prefill_queue') AS prefill_queue_ms,
     sum(duration_ms) FILTER (phase = 'decode_queue') AS decode_queue_ms,
-    sum(duration_ms) FILTER (basis NOT IN ('measured', 'reported')) AS placed_ms
+    sum(placed_ms) AS placed_ms
   FROM wait
   GROUP BY request
 ),
 counted_wait AS (
   -- requests that did not wait count with 0
-  SELECT c.deployment, c.request, r.prefill_worker AS worker, w.* EXCLUDE (request),
+  SELECT c.deployment, c.request, c.prefill_worker AS worker, w.* EXCLUDE (request),
     (c.end_ns - c.start_ns) / 1e6 AS e2e_ms,
     (c.first_token_ns - c.start_ns) / 1e6 AS ttft_ms
   FROM counted_requests AS c
-  JOIN requests AS r ON r.request = c.request
+  SEMI JOIN wait AS d ON d.deployment IS NOT DISTINCT FROM c.deployment
   LEFT JOIN request_wait AS w ON w.request = c.request
   WHERE c.end_ns > c.start_ns
 ),
@@ -85,9 +81,7 @@ deployment_wait AS (
     sum(wait_ms) / nullif(sum(e2e_ms), 0) AS e2e_ratio,
     count(*) FILTER (wait_ms > 0) AS requests,
     count(*) AS seen,
-    quantile_cont(coalesce(wait_ms, 0), 0.5) AS wait_p50_ms,
-    quantile_cont(coalesce(wait_ms, 0), 0.9) AS wait_p90_ms,
-    quantile_cont(coalesce(wait_ms, 0), 0.99) AS wait_p99_ms,
+    quantile_cont(coalesce(wait_ms, 0), [0.5, 0.9, 0.99]) AS waits_ms,
     coalesce(sum(before_ms), 0) / 1e3 AS before_queue_s,
     coalesce(sum(prefill_queue_ms), 0) / 1e3 AS prefill_queue_s,
     coalesce(sum(decode_queue_ms), 0) / 1e3 AS decode_queue_s,
@@ -98,7 +92,7 @@ deployment_wait AS (
   GROUP BY deployment
 )
 SELECT d.deployment,
-  CASE WHEN coalesce(ttft_ratio, e2e_ratio) >= 0.25 AND wait_p90_ms >= min_wait_ms
+  CASE WHEN coalesce(ttft_ratio, e2e_ratio) >= 0.25 AND waits_ms[2] >= min_wait_ms
     THEN 'warning' ELSE 'info' END AS severity,
   wait_s AS cost_s, 'B' AS level, wait_s AS value, 's' AS unit,
   wait_s AS interval_low, wait_s AS interval_high,
@@ -107,7 +101,8 @@ SELECT d.deployment,
   coalesce(w.workers, []) AS workers,
   coalesce(culprits, []) AS culprits,
   coalesce(s.paths, []) AS sources,
-  seen, e2e_ratio AS share_of_e2e_ratio, wait_p50_ms, wait_p90_ms, wait_p99_ms,
+  seen, e2e_ratio AS share_of_e2e_ratio, waits_ms[1] AS wait_p50_ms,
+  waits_ms[2] AS wait_p90_ms, waits_ms[3] AS wait_p99_ms,
   before_queue_s, prefill_queue_s, decode_queue_s, before_queue_p99_ms, placed_ratio
 FROM deployment_wait AS d
 LEFT JOIN leading_workers AS w ON w.deployment IS NOT DISTINCT FROM d.deployment

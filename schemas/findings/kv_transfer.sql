@@ -8,7 +8,7 @@
 -- there: that KV costs little is an answer, too.
 --
 -- grain:   one row per deployment
--- needs:   phases, counted_requests, requests, deployment_sources, transfers, workers
+-- needs:   phase_by_request, counted_requests, deployment_sources, transfers, workers
 -- params:
 --   min_ttft_ratio  0.05  a twentieth of the TTFT, below the scatter of most runs
 --   min_e2e_ratio   0.05  likewise of the whole durations, where first tokens are unknown
@@ -40,33 +40,29 @@
 --   transfers           BIGINT     KV movements that workers state; NULL when none do
 --   transferred_bytes   BIGINT     bytes  what they moved; NULL unknown
 WITH wait AS (
-  SELECT p.request, p.phase, p.detail, p.basis,
-    (p.end_ns - p.start_ns) / 1e6 AS duration_ms,
-    CASE WHEN c.first_token_ns IS NOT NULL
-      THEN greatest(least(p.end_ns, c.first_token_ns) - p.start_ns, 0) / 1e6 END AS ttft_part_ms
-  FROM phases AS p
-  JOIN counted_requests AS c ON c.request = p.request
-  WHERE p.phase IN ('kv_transfer', 'kv_wait', 'kv_load')
+  SELECT deployment, request, phase, duration_ms, ttft_part_ms, bound_ms
+  FROM phase_by_request
+  WHERE counted AND phase IN ('kv_transfer', 'kv_wait', 'kv_load')
 ),
 request_wait AS (
   SELECT request,
     sum(duration_ms) AS wait_ms,
     sum(ttft_part_ms) AS wait_ttft_ms,
     sum(duration_ms) FILTER (phase = 'kv_transfer') AS transfer_ms,
-    sum(duration_ms) FILTER (phase = 'kv_wait' AND basis != 'upper_bound') AS kv_wait_ms,
-    sum(duration_ms) FILTER (basis = 'upper_bound') AS bound_ms,
+    sum(duration_ms - bound_ms) FILTER (phase = 'kv_wait') AS kv_wait_ms,
+    sum(bound_ms) AS bound_ms,
     sum(duration_ms) FILTER (phase = 'kv_load') AS load_ms
   FROM wait
   GROUP BY request
 ),
 counted_wait AS (
   -- requests that did not wait count with 0
-  SELECT c.deployment, c.request, r.decode_worker AS worker, r.mode,
+  SELECT c.deployment, c.request, c.decode_worker AS worker, c.mode,
     w.* EXCLUDE (request),
     (c.end_ns - c.start_ns) / 1e6 AS e2e_ms,
     (c.first_token_ns - c.start_ns) / 1e6 AS ttft_ms
   FROM counted_requests AS c
-  JOIN requests AS r ON r.request = c.request
+  SEMI JOIN wait AS d ON d.deployment IS NOT DISTINCT FROM c.deployment
   LEFT JOIN request_wait AS w ON w.request = c.request
   WHERE c.end_ns > c.start_ns
 ),
@@ -89,9 +85,7 @@ deployment_wait AS (
     sum(wait_ms) / nullif(sum(e2e_ms), 0) AS e2e_ratio,
     count(*) FILTER (wait_ms > 0) AS requests,
     count(*) AS seen, coalesce(bool_or(mode = 'disaggregated'), false) AS split,
-    quantile_cont(coalesce(wait_ms, 0), 0.5) AS wait_p50_ms,
-    quantile_cont(coalesce(wait_ms, 0), 0.9) AS wait_p90_ms,
-    quantile_cont(coalesce(wait_ms, 0), 0.99) AS wait_p99_ms,
+    quantile_cont(coalesce(wait_ms, 0), [0.5, 0.9, 0.99]) AS waits_ms,
     coalesce(sum(transfer_ms), 0) / 1e3 AS transfer_s,
     coalesce(sum(kv_wait_ms), 0) / 1e3 AS kv_wait_s,
     coalesce(sum(bound_ms), 0) / 1e3 AS upper_bound_s,
@@ -107,7 +101,7 @@ moved AS (
   GROUP BY w.deployment
 )
 SELECT d.deployment,
-  CASE WHEN coalesce(ttft_ratio, e2e_ratio) >= 0.25 AND wait_p90_ms >= min_wait_ms
+  CASE WHEN coalesce(ttft_ratio, e2e_ratio) >= 0.25 AND waits_ms[2] >= min_wait_ms
     THEN 'warning' ELSE 'info' END AS severity,
   total_s AS cost_s, 'B' AS level, total_s AS value, 's' AS unit,
   total_s - upper_bound_s AS interval_low, total_s AS interval_high,
@@ -116,7 +110,8 @@ SELECT d.deployment,
   coalesce(w.workers, []) AS workers,
   coalesce(culprits, []) AS culprits,
   coalesce(s.paths, []) AS sources,
-  seen, e2e_ratio AS share_of_e2e_ratio, wait_p50_ms, wait_p90_ms, wait_p99_ms,
+  seen, e2e_ratio AS share_of_e2e_ratio, waits_ms[1] AS wait_p50_ms,
+  waits_ms[2] AS wait_p90_ms, waits_ms[3] AS wait_p99_ms,
   upper_bound_s > 0.5 * total_s AS bound,
   transfer_s, kv_wait_s AS wait_s, upper_bound_s, load_s, m.transfers, m.transferred_bytes
 FROM deployment_wait AS d

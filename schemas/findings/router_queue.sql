@@ -4,7 +4,7 @@
 -- engine that nobody states is unattributed_time. Network time is not in here.
 --
 -- grain:   one row per deployment
--- needs:   phases, counted_requests, requests, deployment_sources
+-- needs:   phase_by_request, counted_requests, deployment_sources
 -- params:
 --   min_ttft_ratio  0.05  a router is expected to cost next to nothing: a twentieth of the TTFT is worth a look
 --   min_e2e_ratio   0.05  likewise of the whole durations, where first tokens are unknown
@@ -32,13 +32,9 @@
 --   router_decide_s     DOUBLE     s  part deciding
 --   dispatch_s          DOUBLE     s  part between the decision and the worker
 WITH wait AS (
-  SELECT p.request, p.phase, p.detail, p.basis,
-    (p.end_ns - p.start_ns) / 1e6 AS duration_ms,
-    CASE WHEN c.first_token_ns IS NOT NULL
-      THEN greatest(least(p.end_ns, c.first_token_ns) - p.start_ns, 0) / 1e6 END AS ttft_part_ms
-  FROM phases AS p
-  JOIN counted_requests AS c ON c.request = p.request
-  WHERE p.phase = 'router'
+  SELECT deployment, request, detail, duration_ms, ttft_part_ms
+  FROM phase_by_request
+  WHERE counted AND phase = 'router'
 ),
 request_wait AS (
   SELECT request,
@@ -52,11 +48,11 @@ request_wait AS (
 ),
 counted_wait AS (
   -- requests that did not wait count with 0
-  SELECT c.deployment, c.request, r.prefill_worker AS worker, w.* EXCLUDE (request),
+  SELECT c.deployment, c.request, c.prefill_worker AS worker, w.* EXCLUDE (request),
     (c.end_ns - c.start_ns) / 1e6 AS e2e_ms,
     (c.first_token_ns - c.start_ns) / 1e6 AS ttft_ms
   FROM counted_requests AS c
-  JOIN requests AS r ON r.request = c.request
+  SEMI JOIN wait AS d ON d.deployment IS NOT DISTINCT FROM c.deployment
   LEFT JOIN request_wait AS w ON w.request = c.request
   WHERE c.end_ns > c.start_ns
 ),
@@ -79,9 +75,7 @@ deployment_wait AS (
     sum(wait_ms) / nullif(sum(e2e_ms), 0) AS e2e_ratio,
     count(*) FILTER (wait_ms > 0) AS requests,
     count(*) AS seen,
-    quantile_cont(coalesce(wait_ms, 0), 0.5) AS wait_p50_ms,
-    quantile_cont(coalesce(wait_ms, 0), 0.9) AS wait_p90_ms,
-    quantile_cont(coalesce(wait_ms, 0), 0.99) AS wait_p99_ms,
+    quantile_cont(coalesce(wait_ms, 0), [0.5, 0.9, 0.99]) AS waits_ms,
     coalesce(sum(queue_ms), 0) / 1e3 AS router_queue_s,
     coalesce(sum(decide_ms), 0) / 1e3 AS router_decide_s,
     coalesce(sum(dispatch_ms), 0) / 1e3 AS dispatch_s,
@@ -90,7 +84,7 @@ deployment_wait AS (
   GROUP BY deployment
 )
 SELECT d.deployment,
-  CASE WHEN coalesce(ttft_ratio, e2e_ratio) >= 0.25 AND wait_p90_ms >= min_wait_ms
+  CASE WHEN coalesce(ttft_ratio, e2e_ratio) >= 0.25 AND waits_ms[2] >= min_wait_ms
     THEN 'warning' ELSE 'info' END AS severity,
   wait_s AS cost_s, 'B' AS level, wait_s AS value, 's' AS unit,
   wait_s AS interval_low, wait_s AS interval_high,
@@ -99,7 +93,8 @@ SELECT d.deployment,
   coalesce(w.workers, []) AS workers,
   coalesce(culprits, []) AS culprits,
   coalesce(s.paths, []) AS sources,
-  seen, e2e_ratio AS share_of_e2e_ratio, wait_p50_ms, wait_p90_ms, wait_p99_ms,
+  seen, e2e_ratio AS share_of_e2e_ratio, waits_ms[1] AS wait_p50_ms,
+  waits_ms[2] AS wait_p90_ms, waits_ms[3] AS wait_p99_ms,
   router_queue_s, router_decide_s, dispatch_s
 FROM deployment_wait AS d
 LEFT JOIN leading_workers AS w ON w.deployment IS NOT DISTINCT FROM d.deployment

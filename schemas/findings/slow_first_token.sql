@@ -12,7 +12,7 @@
 -- critical: slow is not wrong.
 --
 -- grain:   one row per deployment
--- needs:   request_marks, token_dependence, requests, phases, deployment_sources
+-- needs:   request_marks, token_dependence, phase_by_request, deployment_sources
 -- params:
 --   slo_ttft_ms     NULL  limit for the first token; NULL: relative to the run
 --   min_slow_ratio  0.01  a smaller part of the requests is the tail that every run has
@@ -58,21 +58,17 @@
 WITH marked_request AS (
   SELECT m.*, slo_ttft_ms IS NOT NULL AS limit_given,
     m.ttft_ms - CASE WHEN slo_ttft_ms IS NULL THEN m.ttft_typical_ms ELSE m.ttft_limit_ms END
-      AS excess_ms,
-    r.prefill_worker, r.first_token_ns, r.cached_tokens
+      AS excess_ms
   FROM request_marks(slo_ttft_ms := slo_ttft_ms) AS m
-  JOIN requests AS r ON r.request = m.request
   WHERE m.ttft_ms IS NOT NULL AND m.counted
 ),
 phase_sums AS (
   -- the part of each phase before the first token
   SELECT m.deployment, p.phase,
-    coalesce(sum(greatest(least(p.end_ns, m.first_token_ns) - p.start_ns, 0))
-      FILTER (m.slow_first_token), 0) / 1e6 AS slow_ms,
-    coalesce(sum(greatest(least(p.end_ns, m.first_token_ns) - p.start_ns, 0))
-      FILTER (NOT m.slow_first_token), 0) / 1e6 AS other_ms
+    coalesce(sum(p.ttft_part_ms) FILTER (m.slow_first_token), 0) AS slow_ms,
+    coalesce(sum(p.ttft_part_ms) FILTER (NOT m.slow_first_token), 0) AS other_ms
   FROM marked_request AS m
-  JOIN phases AS p ON p.request = m.request
+  JOIN phase_by_request AS p ON p.request = m.request
   WHERE m.first_token_ns IS NOT NULL
   GROUP BY m.deployment, p.phase
 ),
@@ -108,10 +104,7 @@ deployment_latency AS (
     quantile_cont(prompt_tokens, 0.5) FILTER (slow_first_token IS NOT TRUE) AS other_prompt_tokens,
     sum(cached_tokens) / nullif(sum(prompt_tokens) FILTER (cached_tokens IS NOT NULL), 0)
       AS cached_ratio,
-    quantile_cont(ttft_ms, 0.5) AS ttft_p50_ms,
-    quantile_cont(ttft_ms, 0.9) AS ttft_p90_ms,
-    quantile_cont(ttft_ms, 0.95) AS ttft_p95_ms,
-    quantile_cont(ttft_ms, 0.99) AS ttft_p99_ms,
+    quantile_cont(ttft_ms, [0.5, 0.9, 0.95, 0.99]) AS quantiles_ms,
     sum(ttft_ms) AS ttft_sum_ms,
     any_value(limit_given) AS limit_given,
     sum(excess_ms) FILTER (slow_first_token) / 1e3 AS cost_s,
@@ -129,7 +122,9 @@ deployment_latency AS (
   GROUP BY deployment
 ),
 judged AS (
-  SELECT l.*, p.rho AS prompt_rho, p.rho_low AS prompt_rho_low, p.rho_high AS prompt_rho_high,
+  SELECT l.*, quantiles_ms[1] AS ttft_p50_ms, quantiles_ms[2] AS ttft_p90_ms,
+    quantiles_ms[3] AS ttft_p95_ms, quantiles_ms[4] AS ttft_p99_ms,
+    p.rho AS prompt_rho, p.rho_low AS prompt_rho_low, p.rho_high AS prompt_rho_high,
     p.pairs AS prompt_pairs, p.slope_ms AS prompt_slope_ms,
     CASE WHEN prompts_known >= 10 AND slow >= 2 AND slow_long_input >= 0.8 * slow
       AND other_long_input <= 0.2 * (measured - slow) THEN true

@@ -12,7 +12,7 @@
 -- broken or at least 10 % of stream time is lost; info otherwise.
 --
 -- grain:   one row per deployment
--- needs:   request_marks, token_dependence, counted_requests, requests, gap_summary, streams, legs, deployment_sources
+-- needs:   request_marks, token_dependence, counted_requests, gap_summary, streams, legs, deployment_sources
 -- params:
 --   slo_tpot_ms      NULL  limit for the mean time per output token; NULL: relative to the run
 --   slo_itl_ms       NULL  a gap above it is a stall; NULL: relative to the median gap
@@ -60,10 +60,8 @@ WITH marked_request AS (
   SELECT m.*, slo_tpot_ms IS NOT NULL AS limit_given,
     (m.tpot_ms - CASE WHEN slo_tpot_ms IS NULL THEN m.tpot_typical_ms ELSE m.tpot_limit_ms END)
       * coalesce(m.output_tokens - 1, (m.e2e_ms - m.ttft_ms) / nullif(m.tpot_ms, 0)) AS excess_ms,
-    coalesce(m.e2e_ms - m.ttft_ms, m.tpot_ms * (m.output_tokens - 1)) AS stream_ms,
-    r.decode_worker, r.first_token_ns, r.end_ns
+    coalesce(m.e2e_ms - m.ttft_ms, m.tpot_ms * (m.output_tokens - 1)) AS stream_ms
   FROM request_marks(slo_tpot_ms := slo_tpot_ms) AS m
-  JOIN requests AS r ON r.request = m.request
   WHERE m.counted AND m.tpot_ms IS NOT NULL AND coalesce(m.output_tokens, 5) >= 5
 ),
 outermost AS (
@@ -118,9 +116,7 @@ deployment_pace AS (
     CASE WHEN min(tpot_limit_ms) = max(tpot_limit_ms) THEN min(tpot_limit_ms) END AS limit_ms,
     CASE WHEN count(DISTINCT model) < 2 THEN min(tpot_typical_ms) END AS typical_ms,
     greatest(count(DISTINCT model), 1) AS models,
-    quantile_cont(tpot_ms, 0.5) AS tpot_p50_ms,
-    quantile_cont(tpot_ms, 0.95) AS tpot_p95_ms,
-    quantile_cont(tpot_ms, 0.99) AS tpot_p99_ms,
+    quantile_cont(tpot_ms, [0.5, 0.95, 0.99]) AS quantiles_ms,
     sum(stream_ms) / 1e3 AS stream_s,
     coalesce(sum(excess_ms) FILTER (slow_stream), 0) / 1e3 AS slow_s,
     list(tpot_ms ORDER BY tpot_ms) AS sorted_ms,
@@ -136,7 +132,8 @@ deployment_pace AS (
   GROUP BY deployment
 ),
 judged AS (
-  SELECT p.*, g.* EXCLUDE (deployment, gap_sum_ms), s.stall_limit_ms, s.stall_s,
+  SELECT p.*, quantiles_ms[1] AS tpot_p50_ms, quantiles_ms[2] AS tpot_p95_ms,
+    quantiles_ms[3] AS tpot_p99_ms, g.* EXCLUDE (deployment, gap_sum_ms), s.stall_limit_ms, s.stall_s,
     s.stall_s * 1e3 / nullif(g.gap_sum_ms, 0) AS stall_ratio,
     o.rho AS output_rho, o.rho_low AS output_rho_low, o.rho_high AS output_rho_high,
     o.pairs AS output_pairs,

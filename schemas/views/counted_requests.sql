@@ -2,7 +2,7 @@
 --
 -- grain:   one row per completed request; in a deployment where no request is known to have completed,
 --          one row per request of unknown outcome (failed and aborted ones never count)
--- needs:   requests
+-- needs:   request_values
 -- columns:
 --   request         VARCHAR         the request
 --   deployment      VARCHAR         its deployment
@@ -11,20 +11,17 @@
 --   start_ns        BIGINT   ns     start of its window
 --   end_ns          BIGINT   ns     end of its window
 --   first_token_ns  BIGINT   ns     first delivered token
-WITH outcomes AS (
-  SELECT deployment, count(*) FILTER (outcome = 'completed') AS completed
-  FROM requests
-  GROUP BY deployment
-)
+--   prefill_worker  VARCHAR         worker that computed the prompt
+--   decode_worker   VARCHAR         worker that decoded
 SELECT
-  r.request,
-  r.deployment,
-  coalesce(r.mode, 'unknown') AS mode,
-  coalesce(r.outcome, 'unknown') AS outcome,
-  r.start_ns,
-  r.end_ns,
-  r.first_token_ns
-FROM requests r
-JOIN outcomes o ON o.deployment IS NOT DISTINCT FROM r.deployment
-WHERE r.outcome = 'completed'
-   OR (o.completed = 0 AND coalesce(r.outcome, 'unknown') = 'unknown')
+  request,
+  deployment,
+  mode,
+  coalesce(outcome, 'unknown') AS outcome,
+  start_ns,
+  end_ns,
+  first_token_ns,
+  prefill_worker,
+  decode_worker
+FROM request_values
+WHERE counted

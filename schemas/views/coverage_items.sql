@@ -1,7 +1,7 @@
 -- coverage_items: which information the data hold, and what each item would let one see.
 --
 -- grain:   one row per (deployment, item)
--- needs:   requests, request_marks, deployments, legs, intervals, streams, workers, steps, samples, transfers, decisions, clocks, observations, phases
+-- needs:   requests, request_values, phase_by_request, deployments, legs, intervals, streams, workers, steps, samples, transfers, decisions, clocks, observations
 -- columns:
 --   deployment     VARCHAR     deployment
 --   item           VARCHAR     the item, lower_snake
@@ -19,7 +19,7 @@ WITH request_items AS (
     count(*) FILTER (r.mode = 'disaggregated') AS pairs,
     count(r.start_ns) AS arrivals,
     -- also those of the only observer where too few were seen for a headline
-    count(m.ttft_ms) AS first_tokens,
+    any_value(v.first_tokens) AS first_tokens,
     count(r.e2e_ms) AS durations,
     count(r.prompt_tokens) AS prompts,
     count(r.output_tokens) AS outputs,
@@ -30,19 +30,32 @@ WITH request_items AS (
     count(r.model) AS models,
     count(r.session) AS sessions
   FROM requests AS r
-  LEFT JOIN request_marks() AS m ON m.request = r.request
+  LEFT JOIN (
+    SELECT deployment, count(ttft_ms) AS first_tokens FROM request_values GROUP BY deployment
+  ) AS v ON v.deployment IS NOT DISTINCT FROM r.deployment
   GROUP BY r.deployment
 ),
 -- What kinds of time each request has, with or without a position.
 timed AS (
   SELECT
     l.deployment, l.request,
-    bool_or(i.detail IN ('prefill_queue', 'decode_queue', 'before_queue')) AS queued,
-    bool_or(i.detail IN ('prefill_exec', 'prefill_wall')) AS prefilled,
-    bool_or(i.detail IN ('decode_exec', 'decode_wall')) AS decoded,
-    bool_or(i.detail IN ('router_queue', 'router_decide', 'dispatch')) AS routed,
-    bool_or(i.detail = 'kv_transfer') AS transferred
-  FROM intervals i
+    bit_or(i.kinds) & 1 > 0 AS queued,
+    bit_or(i.kinds) & 2 > 0 AS prefilled,
+    bit_or(i.kinds) & 4 > 0 AS decoded,
+    bit_or(i.kinds) & 8 > 0 AS routed,
+    bit_or(i.kinds) & 16 > 0 AS transferred
+  FROM (
+    SELECT leg, bit_or(CASE
+      WHEN detail IN ('prefill_queue', 'decode_queue', 'before_queue') THEN 1
+      WHEN detail IN ('prefill_exec', 'prefill_wall') THEN 2
+      WHEN detail IN ('decode_exec', 'decode_wall') THEN 4
+      WHEN detail IN ('router_queue', 'router_decide', 'dispatch') THEN 8
+      WHEN detail = 'kv_transfer' THEN 16
+      ELSE 0
+    END) AS kinds
+    FROM intervals
+    GROUP BY leg
+  ) i
   JOIN legs l ON l.leg = i.leg
   WHERE l.request IS NOT NULL
   GROUP BY l.deployment, l.request
@@ -127,12 +140,11 @@ explained AS (
   SELECT deployment, count(*) AS windows, count(*) FILTER (unexplained < 0.1) AS explained
   FROM (
     SELECT
-      r.deployment,
-      sum(CASE WHEN p.detail = 'unattributed' THEN p.end_ns - p.start_ns ELSE 0 END)
-        / sum(p.end_ns - p.start_ns) AS unexplained
-    FROM phases p
-    JOIN requests r ON r.request = p.request
-    GROUP BY r.deployment, r.request
+      any_value(deployment) AS deployment,
+      sum(CASE WHEN detail = 'unattributed' THEN duration_ms ELSE 0 END) / sum(duration_ms)
+        AS unexplained
+    FROM phase_by_request
+    GROUP BY request
   )
   GROUP BY deployment
 ),

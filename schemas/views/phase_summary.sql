@@ -31,41 +31,47 @@ population AS (
   WHERE end_ns > start_ns
   GROUP BY deployment, mode
 ),
-could_occur AS (
-  SELECT d.deployment, d.phase, d.detail, sum(p.requests) AS requests
-  FROM (SELECT DISTINCT deployment, mode, phase, detail FROM parts) d
-  JOIN population p ON p.deployment IS NOT DISTINCT FROM d.deployment AND p.mode = d.mode
-  GROUP BY d.deployment, d.phase, d.detail
-),
-totals AS (
-  SELECT deployment, sum(duration_ms) AS window_ms, sum(ttft_part_ms) AS ttft_ms
-  FROM parts
-  GROUP BY deployment
-),
-details AS (
+by_mode AS (
   SELECT
-    deployment, phase, detail,
+    deployment, mode, phase, detail,
     count(*) AS count,
     list(duration_ms) AS durations,
     sum(duration_ms) AS total_ms,
     sum(ttft_part_ms) AS ttft_total_ms,
-    ['measured', 'reported', 'placed', 'inferred', 'upper_bound'][max(
+    max(
       CASE basis
         WHEN 'measured' THEN 1 WHEN 'reported' THEN 2 WHEN 'placed' THEN 3
         WHEN 'inferred' THEN 4 WHEN 'upper_bound' THEN 5
       END
-    )] AS basis
+    ) AS weakest
   FROM parts
-  GROUP BY deployment, phase, detail
+  GROUP BY deployment, mode, phase, detail
+),
+totals AS (
+  SELECT deployment, sum(total_ms) AS window_ms, sum(ttft_total_ms) AS ttft_ms
+  FROM by_mode
+  GROUP BY deployment
+),
+details AS (
+  SELECT
+    m.deployment, m.phase, m.detail,
+    CAST(sum(m.count) AS BIGINT) AS count,
+    CAST(sum(p.requests) AS BIGINT) AS requests,
+    flatten(list(m.durations)) AS durations,
+    sum(m.total_ms) AS total_ms,
+    sum(m.ttft_total_ms) AS ttft_total_ms,
+    ['measured', 'reported', 'placed', 'inferred', 'upper_bound'][max(m.weakest)] AS basis
+  FROM by_mode m
+  LEFT JOIN population p ON p.deployment IS NOT DISTINCT FROM m.deployment AND p.mode = m.mode
+  GROUP BY m.deployment, m.phase, m.detail
 ),
 -- The requests in which it could have occurred and did not are zeros of the distribution.
 distributions AS (
   SELECT
-    d.*, CAST(o.requests AS BIGINT) AS requests,
-    list_aggregate(list_resize(d.durations, o.requests, 0.0), 'quantile_cont', [0.5, 0.9, 0.99]) AS q
-  FROM details d
-  JOIN could_occur o
-    ON o.deployment IS NOT DISTINCT FROM d.deployment AND o.phase = d.phase AND o.detail = d.detail
+    *,
+    list_aggregate(list_resize(durations, requests, 0.0), 'quantile_cont', [0.5, 0.9, 0.99]) AS q
+  FROM details
+  WHERE requests IS NOT NULL
 )
 SELECT
   d.deployment,

@@ -9,10 +9,10 @@
 -- (TTFT) or 2 ms (per token): below that, clocks and network jitter rule. A limit that the user
 -- gives (SLO) takes the place of all that. Fewer than min_requests values: no marks (NULL).
 -- Where several models answered, each is judged by itself: a larger one is not slow for being large.
--- Where no observer saw enough first tokens to be the headline, the only one that saw any stands in.
+-- The values are those of request_values.
 --
 -- grain:   one row per request
--- needs:   requests, counted_requests, observations, deployments
+-- needs:   request_values, value_quartiles
 -- params:
 --   slo_ttft_ms   NULL  limit for the first token; NULL: relative to the run
 --   slo_tpot_ms   NULL  limit for the mean time per output token; NULL: relative to the run
@@ -31,7 +31,12 @@
 --   model             VARCHAR  model by which it is judged; NULL where the deployment has only one
 --   prompt_tokens     BIGINT   tokens  prompt tokens
 --   uncached_tokens   BIGINT   tokens  prompt tokens not found in a cache; all of them where that is unknown
+--   cached_tokens     BIGINT   tokens  prompt tokens found in a cache
 --   output_tokens     BIGINT   tokens  output tokens
+--   first_token_ns    BIGINT   ns  first delivered token
+--   end_ns            BIGINT   ns  end of its window
+--   prefill_worker    VARCHAR  worker that computed the prompt
+--   decode_worker     VARCHAR  worker that decoded
 --   ttft_typical_ms   DOUBLE   ms  typical TTFT of the deployment (of the model, where there are several)
 --   ttft_limit_ms     DOUBLE   ms  above it a first token is slow
 --   tpot_typical_ms   DOUBLE   ms  typical time per output token
@@ -40,64 +45,9 @@
 --   slow_stream       BOOLEAN  stream slow; NULL cannot tell (also with fewer than 5 output tokens)
 --   long_input        BOOLEAN  long prompt for this run; NULL cannot tell
 --   long_output       BOOLEAN  long answer for this run; NULL cannot tell
-WITH several_models AS (
-  SELECT deployment
-  FROM requests
-  GROUP BY deployment
-  HAVING count(DISTINCT model) > 1
-),
-only_observer AS (
-  SELECT o.deployment, min(o.observer) AS observer
-  FROM observations AS o
-  JOIN deployments AS d ON d.deployment = o.deployment
-  WHERE d.headline_observer IS NULL AND o.ttft_ms IS NOT NULL
-  GROUP BY o.deployment
-  HAVING count(DISTINCT o.observer) = 1
-),
-stand_in AS (
-  SELECT o.request, o.ttft_ms, o.e2e_ms, o.tpot_ms
-  FROM observations AS o
-  JOIN only_observer AS n ON n.deployment = o.deployment AND n.observer = o.observer
-),
-request_values AS (
-  SELECT r.deployment, r.request, r.outcome, c.request IS NOT NULL AS counted,
-    CASE WHEN m.deployment IS NOT NULL THEN coalesce(r.model, 'unknown') END AS model,
-    coalesce(r.ttft_ms, i.ttft_ms) AS ttft_ms, coalesce(r.e2e_ms, i.e2e_ms) AS e2e_ms,
-    r.prompt_tokens, r.output_tokens,
-    r.prompt_tokens - coalesce(r.cached_tokens, 0) AS uncached_tokens,
-    coalesce(
-      r.tpot_ms, i.tpot_ms,
-      CASE WHEN r.output_tokens > 1 THEN (r.e2e_ms - r.ttft_ms) / (r.output_tokens - 1) END
-    ) AS tpot_ms
-  FROM requests AS r
-  LEFT JOIN counted_requests AS c ON c.request = r.request
-  LEFT JOIN several_models AS m ON m.deployment = r.deployment
-  LEFT JOIN stand_in AS i ON i.request = r.request
-),
-usable AS (
-  -- the mean over a handful of gaps is not a stream's pace
-  SELECT *, CASE WHEN output_tokens IS NULL OR output_tokens >= 5 THEN tpot_ms END AS pace_ms
-  FROM request_values
-),
-long_form AS (
-  SELECT deployment, model, 'ttft' AS measure, ttft_ms AS value FROM usable WHERE counted
-  UNION ALL
-  SELECT deployment, model, 'tpot', pace_ms FROM usable WHERE counted
-  UNION ALL
-  SELECT deployment, model, 'input', prompt_tokens::DOUBLE FROM usable WHERE counted
-  UNION ALL
-  SELECT deployment, model, 'output', output_tokens::DOUBLE FROM usable WHERE counted
-),
-quartiles AS (
-  SELECT deployment, model, measure, count(value) AS n,
-    quantile_cont(value, 0.25) AS p25, quantile_cont(value, 0.45) AS p45,
-    quantile_cont(value, 0.5) AS p50
-  FROM long_form
-  GROUP BY deployment, model, measure
-),
-grouped AS (
+WITH grouped AS (
   SELECT *, p50 > 3 * p25 AND p45 <= 2 * p25 AS two_groups
-  FROM quartiles
+  FROM value_quartiles
 ),
 typical_values AS (
   SELECT deployment, model, measure,
@@ -134,12 +84,13 @@ thresholds AS (
   FROM relative_limits
 )
 SELECT u.deployment, u.request, u.outcome, u.counted, u.ttft_ms, u.tpot_ms, u.e2e_ms,
-  u.model, u.prompt_tokens, u.uncached_tokens, u.output_tokens, t.ttft_typical_ms, t.ttft_limit_ms, t.tpot_typical_ms,
-  t.tpot_limit_ms,
+  u.model, u.prompt_tokens, u.uncached_tokens, u.cached_tokens, u.output_tokens,
+  u.first_token_ns, u.end_ns, u.prefill_worker, u.decode_worker,
+  t.ttft_typical_ms, t.ttft_limit_ms, t.tpot_typical_ms, t.tpot_limit_ms,
   u.ttft_ms > t.ttft_limit_ms AS slow_first_token,
   u.pace_ms > t.tpot_limit_ms AS slow_stream,
   u.prompt_tokens > t.input_limit AS long_input,
   u.output_tokens > t.output_limit AS long_output
-FROM usable AS u
+FROM request_values AS u
 LEFT JOIN thresholds AS t
   ON t.deployment IS NOT DISTINCT FROM u.deployment AND t.model IS NOT DISTINCT FROM u.model

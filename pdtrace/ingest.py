@@ -43,6 +43,7 @@ FINGERPRINT = "_schema"  # key of the fact that says which tables and queries a 
 START_BYTES = 1024  # sources are compared by them before they are read again
 _log = logging.getLogger(__name__)
 NO_ROW = "gave no row"
+REPEATED = "repeats another record"
 Progress = Callable[
     [str, int, int], None
 ]  # label, bytes read of the files so far, bytes of all files
@@ -76,13 +77,13 @@ def take(inputs: list[Input], store: Store, options: Options | None = None) -> N
     _write_sources(store, accounts)
     _forget_copies(store, accounts)
     _note_copies(accounts, spans.deduplicate(store.connection))
-    _keep_one_row_a_key(store, ["resources"])
+    _keep_one_row_a_key(store, accounts, ["resources"])
     zones.align(store)
     interpret.name_resources(store)
     workers.resolve(store)
     _note_copies(accounts, interpret.run(store))
     workers.resolve(store)
-    _keep_one_row_a_key(store, _KEYED)
+    _keep_one_row_a_key(store, accounts, _KEYED)
     if not _count(store, accounts):
         raise UnknownFormat(*_no_record(accounts))
     derive(store, options)
@@ -339,8 +340,11 @@ _KEYED = [
 ]
 
 
-def _keep_one_row_a_key(store: Store, names: list[str]) -> None:
-    """Keep one row per natural key; the winner does not depend on the order of reading."""
+def _keep_one_row_a_key(store: Store, accounts: list[Account], names: list[str]) -> None:
+    """Keep one row per natural key; the winner does not depend on the order of reading.
+
+    The records of the rows that go are noted: those that gave no other row repeat another record.
+    """
     for name in names:
         table = library.tables()[name]
         keys = ", ".join(table.key)
@@ -352,11 +356,18 @@ def _keep_one_row_a_key(store: Store, names: list[str]) -> None:
         order = "s.sha256, t.record" if {"source", "record"} <= columns else "t.rowid"
         join = "LEFT JOIN sources s USING (source)" if "source" in columns else ""
         store.execute(
-            f"""DELETE FROM {name} WHERE rowid IN (
-                  SELECT id FROM (SELECT t.rowid AS id, row_number() OVER (
-                      PARTITION BY {own} ORDER BY {order}, t.rowid) AS place FROM {name} t {join})
-                  WHERE place > 1)"""
+            f"""CREATE OR REPLACE TEMP TABLE repeated AS
+                SELECT t.rowid AS id FROM {name} t {join}
+                QUALIFY row_number() OVER (PARTITION BY {own} ORDER BY {order}, t.rowid) > 1"""
         )
+        if {"source", "record"} <= columns:
+            for source, records in store.rows(
+                f"""SELECT source, count(DISTINCT record) FROM {name}
+                    WHERE rowid IN (SELECT id FROM repeated) AND record IS NOT NULL GROUP BY source"""
+            ):
+                accounts[source].reasons[REPEATED] += records
+        store.execute(f"DELETE FROM {name} WHERE rowid IN (SELECT id FROM repeated)")
+        store.execute("DROP TABLE repeated")
 
 
 def _no_record(accounts: list[Account]) -> tuple[str, str]:

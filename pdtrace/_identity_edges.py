@@ -205,8 +205,12 @@ def _atoms(
         .join(labels, on="n")
         .sort("k", "obs", "worker", "lo", "leg")
     )  # fmt: skip
+    # Sorted: the row before is the one before of the same id and worker, or of another.
+    same = pl.all_horizontal(
+        pl.col(c).eq_missing(pl.col(c).shift()) for c in ("k", "obs", "worker")
+    )
     before = {
-        c: pl.col(c).shift().over("k", "obs", "worker")
+        c: pl.when(same).then(pl.col(c).shift())
         for c in ("lo", "hi", "res", "source", "stream", "record_kind")
     }
     gap = pl.col("lo") - before["lo"]
@@ -245,17 +249,22 @@ def _cluster(atoms: pl.DataFrame, gap_ns: int) -> pl.DataFrame:
 
 def _sound(clusters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Clusters where each kind of component occurs once or repeats with reason; and the others."""
-    same = ("cluster", "kind_of")
-    count = pl.len().over(same)
+    count = pl.len()
     reason = (
         (count == 1)
-        | (pl.col("failed").sum().over(same) >= count - 1)
-        | (pl.col("attempt").max().over(same) > 0).fill_null(value=False)
-        | (pl.col("weak").any().over(same) & (pl.col("source").n_unique().over(same) == count))
+        | (pl.col("failed").sum() >= count - 1)
+        | (pl.col("attempt").max() > 0).fill_null(value=False)
+        | (pl.col("weak").any() & (pl.col("source").n_unique() == count))
     )
-    judged = clusters.with_columns(reason.all().over("cluster").alias("sound"))
-    several = judged.filter(pl.len().over("cluster") > 1)
-    return several.filter("sound").drop("sound"), judged.filter(~pl.col("sound")).drop("sound")
+    # Grouped and joined back: windows over so many small groups take many times as long.
+    kinds = clusters.group_by("cluster", "kind_of").agg(count.alias("atoms"), reason.alias("sound"))
+    judged = clusters.join(
+        kinds.group_by("cluster").agg(pl.col("atoms").sum(), pl.col("sound").all()),
+        on="cluster",
+        maintain_order="left",
+    )
+    several = judged.filter(pl.col("sound") & (pl.col("atoms") > 1))
+    return several.drop("sound", "atoms"), judged.filter(~pl.col("sound")).drop("sound", "atoms")
 
 
 def _chain(clusters: pl.DataFrame, members: pl.DataFrame) -> pl.DataFrame:

@@ -81,8 +81,19 @@ def _options(since: str | None, until: str | None, keep_content: bool) -> Option
     return Options(keep_content, since_ns, until_ns)
 
 
+class _PipeClosed(Exception):
+    """Nobody reads the output any more; click itself would end with 1."""
+
+
 class _Group(click.Group):
     """Commands in the order of their use, not of the alphabet."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Keep a closed pipe out of click's hands."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _PipeClosed from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -320,7 +331,7 @@ def _run(words: list[str], *, debug: bool) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return INTERRUPTED
-    except BrokenPipeError:  # `pdtrace ... | head`
+    except (BrokenPipeError, _PipeClosed):  # `pdtrace ... | head`
         _mute(sys.stdout)
         return FINE
     except BaseException as error:  # a panic in a Rust library is no Exception

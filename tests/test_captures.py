@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from pdtrace.ingest import ingest
 from pdtrace.store import Store
 
 CUTS = Path(__file__).parent / "fixtures" / "captures"
-DEMO = Path(__file__).parents[1] / "pdtrace" / "demo"
+DEMO = Path(str(files("pdtrace") / "demo"))
 FULL = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 full = [

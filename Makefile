@@ -33,7 +33,7 @@ demo: $(STAMP)
 	@$(BIN)/pdtrace demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

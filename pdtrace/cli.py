@@ -1,4 +1,4 @@
-"""The command line: options, one call, show. Errors become one line with a hint."""
+"""The command line's door: the commands in the order of their use, errors in one line with a hint, exit codes."""
 
 from __future__ import annotations
 
@@ -9,76 +9,16 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import IO, Any
 
 import click
 
-from pdtrace import __version__
+from pdtrace import __version__, _commands_data, _commands_diagnosis
+from pdtrace._door import FINE, OUR_ERROR, USAGE
 from pdtrace.errors import REPORT, BadOption, PdtraceError, in_one_line, printable
 
-if TYPE_CHECKING:
-    from pdtrace.api import Trace
-    from pdtrace.ingest import Options
-
-FINE, OUR_ERROR, USAGE, CHECK_FAILED = 0, 1, 2, 3
 INTERRUPTED, TERMINATED = 130, 143  # 128 + the signal, as shells say it
-
-_paths = click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path())
-
-
-def _format(*choices: str) -> Callable[..., Any]:
-    return click.option(
-        "--format", "style", type=click.Choice(choices), default=choices[0], show_default=True,
-        help="How to print the result.",
-    )  # fmt: skip
-
-
-def _reading(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of every command that reads dumps."""
-    for option in (
-        click.option(
-            "--since",
-            metavar="TIME",
-            help="Only what started at or after this instant (ISO-8601, UTC).",
-        ),
-        click.option("--until", metavar="TIME", help="Only what started before this instant."),
-        click.option(
-            "--keep-content", is_flag=True, help="Keep prompt and answer text found in spans."
-        ),
-        click.option("--debug", is_flag=True, hidden=True),
-    ):
-        command = option(command)
-    return command
-
-
-@contextlib.contextmanager
-def _trace(
-    paths: tuple[str, ...],
-    since: str | None = None,
-    until: str | None = None,
-    keep_content: bool = False,
-) -> Iterator[Trace]:
-    from dataclasses import replace
-
-    from pdtrace.api import Trace
-    from pdtrace.terminal import progress
-
-    options = _options(since, until, keep_content)
-    with progress() as report:
-        trace = Trace.read(paths, replace(options, progress=report))
-    with trace:
-        yield trace
-
-
-def _options(since: str | None, until: str | None, keep_content: bool) -> Options:
-    from pdtrace import _no_pandas
-    from pdtrace.ingest import Options
-    from pdtrace.options import parse_window
-
-    _no_pandas.leave_out()
-    since_ns, until_ns = parse_window(since, until)
-    return Options(keep_content, since_ns, until_ns)
 
 
 class _PipeClosed(Exception):
@@ -117,192 +57,18 @@ def cli() -> None:
     """
 
 
-@cli.command()
-@_paths
-@_reading
-@_format("text", "json", "md")
-@click.option("--slo", metavar="LIMITS", help="Limits to judge by, such as ttft=500ms,tpot=50ms.")
-@click.option("--check", "checks", multiple=True, metavar="CONDITION",
-              help="Exit with 3 unless it holds, such as 'ttft_p95<500ms'. May be repeated.")  # fmt: skip
-@click.pass_context
-def diagnose(ctx: click.Context, paths: tuple[str, ...], style: str, slo: str | None, checks: tuple[str, ...],
-             since: str | None, until: str | None, keep_content: bool, debug: bool) -> None:  # fmt: skip
-    """Say where the time went in these dumps, who took it, and what the dumps cannot say.
-
-    \b
-    pdtrace diagnose logs/ traces.jsonl.gz
-    pdtrace diagnose run.duckdb --format json
-    pdtrace diagnose logs/ --slo ttft=500ms,tpot=50ms --check 'ttft_p95<500ms'
-    """
-    from pdtrace import terminal
-    from pdtrace.diagnose import diagnose as run
-    from pdtrace.diagnose import evaluate
-    from pdtrace.options import parse_check, parse_slo
-
-    conditions = [parse_check(text) for text in checks]
-    limits = parse_slo(slo) if slo is not None else None
-    with _trace(paths, since, until, keep_content) as trace:
-        diagnosis = run(trace.store, limits)
-    terminal.show_diagnosis(diagnosis, style)
-    results = [(check, *result) for check in conditions for result in evaluate(diagnosis, check)]
-    terminal.show_checks(results)
-    if not all(holds for *_, holds in results) or (conditions and not results):
-        ctx.exit(CHECK_FAILED)
-
-
-@cli.command()
-@click.argument("request")
-@_paths
-@_reading
-@_format("text", "json")
-def explain(request: str, paths: tuple[str, ...], style: str,
-            since: str | None, until: str | None, keep_content: bool, debug: bool) -> None:  # fmt: skip
-    """Tell the story of one request: who saw it, why these records are one request, where its time went.
-
-    \b
-    pdtrace explain cmpl-mixed-17-0 logs/
-    pdtrace explain slowest logs/
-    """
-    from pdtrace import terminal
-    from pdtrace.explain import explain as run
-
-    with _trace(paths, since, until, keep_content) as trace:
-        terminal.show_explanation(run(trace.store, request), style)
-
-
-@cli.command()
-@_paths
-@_reading
-@_format("text", "json")
-def coverage(paths: tuple[str, ...], style: str,
-             since: str | None, until: str | None, keep_content: bool, debug: bool) -> None:  # fmt: skip
-    """List what the dumps contain, what is missing, and the switch that would add it.
-
-    \b
-    pdtrace coverage logs/
-    """
-    from pdtrace import coverage as room
-    from pdtrace import terminal
-
-    with _trace(paths, since, until, keep_content) as trace:
-        terminal.show_coverage(room.report(trace.store), style)
-
-
-@cli.command()
-@click.argument("query")
-@_paths
-@_reading
-@_format("text", "csv", "json", "md")
-@click.option(
-    "--limit",
-    type=click.IntRange(min=0),
-    default=50,
-    show_default=True,
-    help="Rows to print as text; 0 for all.",
+_COMMANDS = (
+    _commands_diagnosis.diagnose,
+    _commands_diagnosis.explain,
+    _commands_diagnosis.coverage,
+    _commands_data.query,
+    _commands_data.ingest,
+    _commands_data.sources,
+    _commands_data.schema,
+    _commands_diagnosis.demo,
 )
-@click.option(
-    "--param", "params", multiple=True, metavar="NAME=VALUE", help="Parameter of a named query."
-)
-def query(query: str, paths: tuple[str, ...], style: str, limit: int, params: tuple[str, ...],
-          since: str | None, until: str | None, keep_content: bool, debug: bool) -> None:  # fmt: skip
-    """Print the rows of a view, finding or table by name, or of any SELECT.
-
-    \b
-    pdtrace query prefill_interference logs/
-    pdtrace query "SELECT request, ttft_ms FROM requests ORDER BY ttft_ms DESC LIMIT 10" run.duckdb
-    """
-    from pdtrace import terminal
-    from pdtrace.queries import run
-
-    with _trace(paths, since, until, keep_content) as trace:
-        rows = run(trace.store, query, params, limit if style in ("text", "md") else 0)
-    terminal.show_rows(rows, style, limit)
-
-
-@cli.command()
-@_paths
-@_reading
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    metavar="FILE",
-    type=click.Path(),
-    help="The .duckdb file to make.",
-)
-@click.option("--force", is_flag=True, help="Replace the file if it exists.")
-def ingest(paths: tuple[str, ...], output: str, force: bool,
-           since: str | None, until: str | None, keep_content: bool, debug: bool) -> None:  # fmt: skip
-    """Read the dumps once into a DuckDB file that every command takes in place of PATH.
-
-    \b
-    pdtrace ingest logs/ -o run.duckdb
-    pdtrace diagnose run.duckdb
-    """
-    from dataclasses import replace
-
-    from pdtrace import terminal
-    from pdtrace.files import make_store
-
-    options = _options(since, until, keep_content)
-    with terminal.progress() as report:
-        summary = make_store(list(paths), output, replace(options, progress=report), force=force)
-    terminal.show_sources_summary(summary, output)
-
-
-@cli.command()
-@_format("text", "json")
-def sources(style: str) -> None:
-    """List the systems and formats that can be read.
-
-    \b
-    pdtrace sources
-    """
-    from pdtrace import terminal
-    from pdtrace.queries import collector_list
-
-    terminal.show_collectors(collector_list(), style)
-
-
-@cli.command()
-@click.argument("name", required=False)
-@_format("text", "json")
-def schema(name: str | None, style: str) -> None:
-    """Describe the tables, views and findings, or one of them.
-
-    \b
-    pdtrace schema
-    pdtrace schema prefill_interference
-    """
-    from pdtrace import terminal
-    from pdtrace.queries import describe
-
-    terminal.show_schema(describe(name), style)
-
-
-@cli.command()
-@_format("text", "json", "md")
-@click.option(
-    "-o",
-    "--output",
-    metavar="FOLDER",
-    type=click.Path(),
-    help="Also copy the dump there, to look at.",
-)
-def demo(style: str, output: str | None) -> None:
-    """Diagnose a real vLLM run that ships with pdtrace.
-
-    \b
-    pdtrace demo
-    pdtrace demo -o dump/ && pdtrace explain slowest dump/
-    """
-    from pdtrace import terminal
-    from pdtrace.diagnose import diagnose as run
-    from pdtrace.files import demo_folder
-
-    with demo_folder(output) as folder, _trace((folder,)) as trace:
-        diagnosis = run(trace.store)
-    terminal.show_diagnosis(diagnosis, style)
+for _command in _COMMANDS:
+    cli.add_command(_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

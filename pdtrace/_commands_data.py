@@ -1,0 +1,99 @@
+"""Commands about the data themselves: query, ingest, sources, schema."""
+
+from __future__ import annotations
+
+import click
+
+from pdtrace._door import format_option, open_trace, paths_argument, read_options, reading_options
+
+
+@click.command()
+@click.argument("query")
+@paths_argument
+@reading_options
+@format_option("text", "csv", "json", "md")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=50,
+    show_default=True,
+    help="Rows to print as text; 0 for all.",
+)
+@click.option(
+    "--param", "params", multiple=True, metavar="NAME=VALUE", help="Parameter of a named query."
+)
+def query(query: str, paths: tuple[str, ...], style: str, limit: int, params: tuple[str, ...],
+          since: str | None, until: str | None, keep_content: bool, debug: bool) -> None:  # fmt: skip
+    """Print the rows of a view, finding or table by name, or of any SELECT.
+
+    \b
+    pdtrace query prefill_interference logs/
+    pdtrace query "SELECT request, ttft_ms FROM requests ORDER BY ttft_ms DESC LIMIT 10" run.duckdb
+    """
+    from pdtrace import terminal
+    from pdtrace.queries import run
+
+    with open_trace(paths, since, until, keep_content) as trace:
+        rows = run(trace.store, query, params, limit if style in ("text", "md") else 0)
+    terminal.show_rows(rows, style, limit)
+
+
+@click.command()
+@paths_argument
+@reading_options
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    metavar="FILE",
+    type=click.Path(),
+    help="The .duckdb file to make.",
+)
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+def ingest(paths: tuple[str, ...], output: str, force: bool,
+           since: str | None, until: str | None, keep_content: bool, debug: bool) -> None:  # fmt: skip
+    """Read the dumps once into a DuckDB file that every command takes in place of PATH.
+
+    \b
+    pdtrace ingest logs/ -o run.duckdb
+    pdtrace diagnose run.duckdb
+    """
+    from dataclasses import replace
+
+    from pdtrace import terminal
+    from pdtrace.files import make_store
+
+    options = read_options(since, until, keep_content)
+    with terminal.progress() as report:
+        summary = make_store(list(paths), output, replace(options, progress=report), force=force)
+    terminal.show_sources_summary(summary, output)
+
+
+@click.command()
+@format_option("text", "json")
+def sources(style: str) -> None:
+    """List the systems and formats that can be read.
+
+    \b
+    pdtrace sources
+    """
+    from pdtrace import terminal
+    from pdtrace.queries import collector_list
+
+    terminal.show_collectors(collector_list(), style)
+
+
+@click.command()
+@click.argument("name", required=False)
+@format_option("text", "json")
+def schema(name: str | None, style: str) -> None:
+    """Describe the tables, views and findings, or one of them.
+
+    \b
+    pdtrace schema
+    pdtrace schema prefill_interference
+    """
+    from pdtrace import terminal
+    from pdtrace.queries import describe
+
+    terminal.show_schema(describe(name), style)

@@ -1,0 +1,103 @@
+"""Commands that say what the dumps mean: diagnose, explain, coverage, demo."""
+
+from __future__ import annotations
+
+import click
+
+from pdtrace._door import CHECK_FAILED, format_option, open_trace, paths_argument, reading_options
+
+
+@click.command()
+@paths_argument
+@reading_options
+@format_option("text", "json", "md")
+@click.option("--slo", metavar="LIMITS", help="Limits to judge by, such as ttft=500ms,tpot=50ms.")
+@click.option("--check", "checks", multiple=True, metavar="CONDITION",
+              help="Exit with 3 unless it holds, such as 'ttft_p95<500ms'. May be repeated.")  # fmt: skip
+@click.pass_context
+def diagnose(ctx: click.Context, paths: tuple[str, ...], style: str, slo: str | None, checks: tuple[str, ...],
+             since: str | None, until: str | None, keep_content: bool, debug: bool) -> None:  # fmt: skip
+    """Say where the time went in these dumps, who took it, and what the dumps cannot say.
+
+    \b
+    pdtrace diagnose logs/ traces.jsonl.gz
+    pdtrace diagnose run.duckdb --format json
+    pdtrace diagnose logs/ --slo ttft=500ms,tpot=50ms --check 'ttft_p95<500ms'
+    """
+    from pdtrace import terminal
+    from pdtrace.diagnose import diagnose as run
+    from pdtrace.diagnose import evaluate
+    from pdtrace.options import parse_check, parse_slo
+
+    conditions = [parse_check(text) for text in checks]
+    limits = parse_slo(slo) if slo is not None else None
+    with open_trace(paths, since, until, keep_content) as trace:
+        diagnosis = run(trace.store, limits)
+    terminal.show_diagnosis(diagnosis, style)
+    results = [(check, *result) for check in conditions for result in evaluate(diagnosis, check)]
+    terminal.show_checks(results)
+    if not all(holds for *_, holds in results) or (conditions and not results):
+        ctx.exit(CHECK_FAILED)
+
+
+@click.command()
+@click.argument("request")
+@paths_argument
+@reading_options
+@format_option("text", "json")
+def explain(request: str, paths: tuple[str, ...], style: str,
+            since: str | None, until: str | None, keep_content: bool, debug: bool) -> None:  # fmt: skip
+    """Tell the story of one request: who saw it, why these records are one request, where its time went.
+
+    \b
+    pdtrace explain cmpl-mixed-17-0 logs/
+    pdtrace explain slowest logs/
+    """
+    from pdtrace import terminal
+    from pdtrace.explain import explain as run
+
+    with open_trace(paths, since, until, keep_content) as trace:
+        terminal.show_explanation(run(trace.store, request), style)
+
+
+@click.command()
+@paths_argument
+@reading_options
+@format_option("text", "json")
+def coverage(paths: tuple[str, ...], style: str,
+             since: str | None, until: str | None, keep_content: bool, debug: bool) -> None:  # fmt: skip
+    """List what the dumps contain, what is missing, and the switch that would add it.
+
+    \b
+    pdtrace coverage logs/
+    """
+    from pdtrace import coverage as room
+    from pdtrace import terminal
+
+    with open_trace(paths, since, until, keep_content) as trace:
+        terminal.show_coverage(room.report(trace.store), style)
+
+
+@click.command()
+@format_option("text", "json", "md")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FOLDER",
+    type=click.Path(),
+    help="Also copy the dump there, to look at.",
+)
+def demo(style: str, output: str | None) -> None:
+    """Diagnose a real vLLM run that ships with pdtrace.
+
+    \b
+    pdtrace demo
+    pdtrace demo -o dump/ && pdtrace explain slowest dump/
+    """
+    from pdtrace import terminal
+    from pdtrace.diagnose import diagnose as run
+    from pdtrace.files import demo_folder
+
+    with demo_folder(output) as folder, open_trace((folder,)) as trace:
+        diagnosis = run(trace.store)
+    terminal.show_diagnosis(diagnosis, style)

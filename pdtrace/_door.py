@@ -1,0 +1,76 @@
+"""What the commands share: options, the exit codes, opening what the paths name."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from pdtrace.api import Trace
+    from pdtrace.ingest import Options
+
+FINE, OUR_ERROR, USAGE, CHECK_FAILED = 0, 1, 2, 3
+
+paths_argument = click.argument(
+    "paths", nargs=-1, required=True, metavar="PATH...", type=click.Path()
+)
+
+
+def format_option(*choices: str) -> Callable[..., Any]:
+    """--format with these choices; the first is the default."""
+    return click.option(
+        "--format", "style", type=click.Choice(choices), default=choices[0], show_default=True,
+        help="How to print the result.",
+    )  # fmt: skip
+
+
+def reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of every command that reads dumps."""
+    for option in (
+        click.option(
+            "--since",
+            metavar="TIME",
+            help="Only what started at or after this instant (ISO-8601, UTC).",
+        ),
+        click.option("--until", metavar="TIME", help="Only what started before this instant."),
+        click.option(
+            "--keep-content", is_flag=True, help="Keep prompt and answer text found in spans."
+        ),
+        click.option("--debug", is_flag=True, hidden=True),
+    ):
+        command = option(command)
+    return command
+
+
+@contextlib.contextmanager
+def open_trace(
+    paths: tuple[str, ...],
+    since: str | None = None,
+    until: str | None = None,
+    keep_content: bool = False,
+) -> Iterator[Trace]:
+    """What the paths hold, with progress on stderr while it is read."""
+    from dataclasses import replace
+
+    from pdtrace.api import Trace
+    from pdtrace.terminal import progress
+
+    options = read_options(since, until, keep_content)
+    with progress() as report:
+        trace = Trace.read(paths, replace(options, progress=report))
+    with trace:
+        yield trace
+
+
+def read_options(since: str | None, until: str | None, keep_content: bool) -> Options:
+    """The options of reading, from what was typed."""
+    from pdtrace import _no_pandas
+    from pdtrace.ingest import Options
+    from pdtrace.options import parse_window
+
+    _no_pandas.leave_out()
+    since_ns, until_ns = parse_window(since, until)
+    return Options(keep_content, since_ns, until_ns)

@@ -244,7 +244,7 @@ def generate(folder: Path, spans: int, *, unseen: bool) -> int:
 
 def run_table(source: Path, target: Path) -> None:
     """The collector, the store and the removal of duplicates, without the stages behind them."""
-    from pdtrace import ingest, spans
+    from pdtrace import reading, spans
     from pdtrace.collectors import otlp
     from pdtrace.inputs import expand
     from pdtrace.store import Store
@@ -253,8 +253,8 @@ def run_table(source: Path, target: Path) -> None:
     store = Store(target)
     inputs = expand([str(source)])
     with store.bulk_load():
-        accounts = ingest._read_all(inputs, store, ingest.Options())
-    ingest._write_sources(store, accounts)
+        accounts = reading.read_all(inputs, store)
+    reading.write_sources(store, accounts)
     spans.deduplicate(store.connection)
     store.execute("CHECKPOINT")
     store.close()

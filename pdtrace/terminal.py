@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import polars as pl
 
     from pdtrace.diagnose import Diagnosis
-    from pdtrace.ingest import Progress
     from pdtrace.options import Check
+    from pdtrace.reading import Progress
 
 PLAIN_WIDTH = 110  # when the output is no terminal
 UPRIGHT = 3  # so many rows are shown upright when they are too wide

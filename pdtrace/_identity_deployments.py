@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from pdtrace._graph import Ints, components
+from pdtrace._identity_edges import untimed_servers
 from pdtrace._identity_legs import CLIENT, NEAR_NS, weak
 from pdtrace._worker_names import folder, plain, rename
 from pdtrace.store import Store
@@ -47,6 +48,8 @@ def communities(legs: pl.DataFrame, label: Ints, links: list[tuple[str, str]]) -
     base = legs.height + len(names)
     segments = _segments(serving.filter(pl.col("weak") & pl.col("worker").is_not_null()))
     edges.append(segments.select("group", node=pl.col("segment") + base))
+    told = _told(legs, group)
+    edges.append(told)
     total = base + segments["segment"].n_unique()
     a = np.concatenate(
         [e["group"].to_numpy() for e in edges] + [np.array([number[x] for x, _ in links], np.int64)]
@@ -59,6 +62,19 @@ def communities(legs: pl.DataFrame, label: Ints, links: list[tuple[str, str]]) -
     return Community(
         _files(frame, mine, joined), {name: int(joined[n]) for name, n in number.items()}
     )
+
+
+def _told(legs: pl.DataFrame, group: Ints) -> pl.DataFrame:
+    """Requests of which only a table tells who served them: one table, one deployment.
+
+    As (group, node) where node is the group of the table's first such request. Where records of
+    servers tell of a request, they decide.
+    """
+    told = untimed_servers(legs)
+    rows = legs.select("source", "obs").with_columns(told.alias("told"), pl.Series("group", group))
+    other = rows.filter((pl.col("obs") > CLIENT) & ~pl.col("told"))["group"].unique()
+    alone = rows.filter(pl.col("told") & ~pl.col("group").is_in(other.implode()))
+    return alone.select("group", node=pl.col("group").min().over("source"))
 
 
 def _segments(rows: pl.DataFrame) -> pl.DataFrame:

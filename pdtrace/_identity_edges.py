@@ -140,6 +140,29 @@ def references(legs: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def same_row(legs: pl.DataFrame) -> pl.DataFrame:
+    """A row of a table that names its worker made two legs: what was seen, and who served it."""
+    if not untimed_servers(legs).any():
+        return no_edges()
+    row = ["source", "record"]
+    servers = legs.filter(untimed_servers(legs)).select(*row, b="n", key="external_id")
+    seen = legs.filter((pl.col("obs") < ENGINE) & ~pl.col("container")).select(
+        *row, a="n", key="external_id"
+    )
+    pairs = servers.join(seen, on=[*row, "key"])
+    return pairs.select("a", "b", rule=pl.lit("same_row"), key="key")
+
+
+def untimed_servers(legs: pl.DataFrame) -> pl.Series:
+    """Legs of engines, made by a row of a table, that no instant is known of."""
+    if "record" not in legs.columns:
+        return pl.repeat(value=False, n=legs.height, eager=True)
+    timeless = (pl.col("obs") == ENGINE) & pl.col("lo").is_null() & ~pl.col("container")
+    return legs.select(
+        timeless & pl.all_horizontal(pl.col("record", "external_id", "worker").is_not_null())
+    ).to_series()
+
+
 def id_keys(legs: pl.DataFrame) -> pl.DataFrame:
     """(n, kind, key) of values that several legs with instants share; hops are left to trees."""
     able = legs.filter(~pl.col("container") & pl.col("lo").is_not_null())

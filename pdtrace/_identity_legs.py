@@ -12,7 +12,7 @@ ENGINE = OBSERVERS.index("engine")
 CLIENT = OBSERVERS.index("client")
 NEAR_NS = 60 * 10**9  # legs further apart are never one request
 _COLUMNS = (
-    "leg, source, worker, observer, role, container, trace_id, span_id, parent_span_id, request_id,"
+    "leg, source, record, worker, observer, role, container, trace_id, span_id, parent_span_id, request_id,"
     " external_id, remote_id, bootstrap_room, transfer_id, row_index, id_prefix, attempt, stream,"
     " clock, clock_start_ns, start_ns, end_ns, first_token_ns, last_token_ns, resolution_ns,"
     " e2e_ms, prompt_tokens, output_tokens, max_tokens, status"

@@ -42,7 +42,7 @@ def link(store: Store) -> None:
 
 def joined(legs: pl.DataFrame, parent: Ints, links: list[tuple[str, str]]) -> groups.Groups:
     """Requests from trees, references and shared ids. Pure: frames in, labels and edges out."""
-    named = pl.concat([edges.references(legs), edges.same_span(legs)])
+    named = pl.concat([edges.references(legs), edges.same_span(legs), edges.same_row(legs)])
     keys = edges.id_keys(legs)
     if keys.height:
         first = groups.group(legs, parent, named)

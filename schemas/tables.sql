@@ -339,7 +339,7 @@ CREATE TABLE streams (
 CREATE TABLE identity_edges (
   leg_a VARCHAR,             -- one leg (the smaller id, or the parent)
   leg_b VARCHAR,             -- the other
-  rule VARCHAR,              -- direct_parent, router_parent, engine_request_id, http_request_id, remote_reference, bootstrap_room, transfer_id, prefix_index, same_call
+  rule VARCHAR,              -- direct_parent, router_parent, engine_request_id, http_request_id, remote_reference, bootstrap_room, transfer_id, prefix_index, same_row, same_call
   key VARCHAR                -- the value that matched
 );
 

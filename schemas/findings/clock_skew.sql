@@ -53,7 +53,7 @@ deployment_clock AS (
     arg_max(CASE WHEN width_known THEN half_ms END, offset_ms) FILTER (off OR wide) AS half_ms,
     max(offset_ms - half_ms) FILTER (off) AS sure_ms,
     max(abs(drift_ppm)) AS drift_ppm,
-    list(domain ORDER BY offset_ms DESC) FILTER (off OR wide) AS domains
+    list(domain ORDER BY offset_ms DESC, domain) FILTER (off OR wide) AS domains
   FROM offset_domain
   GROUP BY deployment
 ),
@@ -106,8 +106,9 @@ deployment_sign AS (
     max(clip_ms) AS worst_clip_ms,
     count(early_ms) AS early_requests, max(early_ms) AS worst_early_ms,
     count(*) FILTER (negative OR clip_ms IS NOT NULL OR early_ms IS NOT NULL) AS signs,
-    max_by(
-      {'request': request, 'value': greatest(wrong_ms, clip_ms)}, greatest(wrong_ms, clip_ms), 5
+    min_by(
+      {'request': request, 'value': greatest(wrong_ms, clip_ms)},
+      (-greatest(wrong_ms, clip_ms), request), 5
     ) FILTER (greatest(wrong_ms, clip_ms) > 0) AS culprits
   FROM request_sign
   GROUP BY deployment

@@ -98,7 +98,7 @@ record_total AS (
 ),
 record_gap AS (
   SELECT r.deployment, r.gap, sum(r.records)::BIGINT AS missing, any_value(t.total) AS total,
-    arg_max(r.reason, r.records) AS detail
+    min_by(r.reason, (-r.records, r.reason)) AS detail
   FROM reason_count AS r
   JOIN record_total AS t ON t.deployment IS NOT DISTINCT FROM r.deployment
   GROUP BY r.deployment, r.gap

@@ -55,7 +55,7 @@ waited AS (
 total AS (
   SELECT i.deployment, sum(idle_s) AS idle_s, sum(observed_s) AS observed_s,
     sum(kv_waited_s) AS kv_waited_s, sum(requests)::BIGINT AS requests,
-    list(i.worker ORDER BY idle_s DESC) AS workers
+    list(i.worker ORDER BY idle_s DESC, i.worker) AS workers
   FROM idle AS i
   JOIN waited AS w ON w.worker = i.worker
   WHERE idle_s > min_idle_ratio * observed_s AND kv_waited_s >= min_wait_ratio * idle_s

@@ -7,7 +7,7 @@
 -- is). On a decode worker of a P/D pair the KV transfer is not in here (kv_transfer).
 --
 -- grain:   one row per deployment
--- needs:   phase_by_request, counted_requests, deployment_sources
+-- needs:   waits, deployment_sources
 -- params:
 --   min_ttft_ratio  0.1  below a tenth of the TTFT other phases are the better question
 --   min_e2e_ratio   0.1  likewise of the whole durations, where first tokens are unknown
@@ -36,76 +36,21 @@
 --   decode_queue_s       DOUBLE     s  part between KV on the decode worker and its first step there
 --   before_queue_p99_ms  DOUBLE     ms  99th percentile of before_queue over all requests
 --   placed_ratio         DOUBLE     1  part of value that is laid out from durations (basis placed), not measured
-WITH wait AS (
-  SELECT deployment, request, phase, detail, duration_ms, ttft_part_ms, placed_ms
-  FROM phase_by_request
-  WHERE counted AND phase IN ('queue', 'decode_queue')
-),
-request_wait AS (
-  SELECT request,
-    sum(duration_ms) AS wait_ms,
-    sum(ttft_part_ms) AS wait_ttft_ms,
-    sum(duration_ms) FILTER (detail = 'before_queue') AS before_ms,
-    sum(duration_ms) FILTER (detail = 'prefill_queue') AS prefill_queue_ms,
-    sum(duration_ms) FILTER (phase = 'decode_queue') AS decode_queue_ms,
-    sum(placed_ms) AS placed_ms
-  FROM wait
-  GROUP BY request
-),
-counted_wait AS (
-  -- requests that did not wait count with 0
-  SELECT c.deployment, c.request, c.prefill_worker AS worker, w.* EXCLUDE (request),
-    (c.end_ns - c.start_ns) / 1e6 AS e2e_ms,
-    (c.first_token_ns - c.start_ns) / 1e6 AS ttft_ms
-  FROM counted_requests AS c
-  SEMI JOIN wait AS d ON d.deployment IS NOT DISTINCT FROM c.deployment
-  LEFT JOIN request_wait AS w ON w.request = c.request
-  WHERE c.end_ns > c.start_ns
-),
-worker_wait AS (
-  SELECT deployment, worker, sum(wait_ms) AS wait_ms,
-    sum(wait_ms) / nullif(sum(sum(wait_ms)) OVER (PARTITION BY deployment), 0) AS ratio
-  FROM counted_wait
-  GROUP BY deployment, worker
-),
-leading_workers AS (
-  SELECT deployment, list(worker ORDER BY wait_ms DESC) AS workers
-  FROM worker_wait
-  WHERE worker IS NOT NULL AND ratio >= 0.1
-  GROUP BY deployment
-),
-deployment_wait AS (
-  SELECT deployment,
-    sum(wait_ms) / 1e3 AS wait_s,
-    sum(wait_ttft_ms) / nullif(sum(ttft_ms), 0) AS ttft_ratio,
-    sum(wait_ms) / nullif(sum(e2e_ms), 0) AS e2e_ratio,
-    count(*) FILTER (wait_ms > 0) AS requests,
-    count(*) AS seen,
-    quantile_cont(coalesce(wait_ms, 0), [0.5, 0.9, 0.99]) AS waits_ms,
-    coalesce(sum(before_ms), 0) / 1e3 AS before_queue_s,
-    coalesce(sum(prefill_queue_ms), 0) / 1e3 AS prefill_queue_s,
-    coalesce(sum(decode_queue_ms), 0) / 1e3 AS decode_queue_s,
-    quantile_cont(coalesce(before_ms, 0), 0.99) AS before_queue_p99_ms,
-    coalesce(sum(placed_ms), 0) / nullif(sum(wait_ms), 0) AS placed_ratio,
-    max_by({'request': request, 'value': wait_ms / 1e3}, wait_ms, 5) AS culprits
-  FROM counted_wait
-  GROUP BY deployment
-)
 SELECT d.deployment,
-  CASE WHEN coalesce(ttft_ratio, e2e_ratio) >= 0.25 AND waits_ms[2] >= min_wait_ms
+  CASE WHEN coalesce(ttft_ratio, e2e_ratio) >= 0.25 AND wait_p90_ms >= min_wait_ms
     THEN 'warning' ELSE 'info' END AS severity,
   wait_s AS cost_s, 'B' AS level, wait_s AS value, 's' AS unit,
   wait_s AS interval_low, wait_s AS interval_high,
-  ttft_ratio AS share,
-  requests,
-  coalesce(w.workers, []) AS workers,
-  coalesce(culprits, []) AS culprits,
+  ttft_ratio AS share, requests, workers, culprits,
   coalesce(s.paths, []) AS sources,
-  seen, e2e_ratio AS share_of_e2e_ratio, waits_ms[1] AS wait_p50_ms,
-  waits_ms[2] AS wait_p90_ms, waits_ms[3] AS wait_p99_ms,
-  before_queue_s, prefill_queue_s, decode_queue_s, before_queue_p99_ms, placed_ratio
-FROM deployment_wait AS d
-LEFT JOIN leading_workers AS w ON w.deployment IS NOT DISTINCT FROM d.deployment
+  seen, e2e_ratio AS share_of_e2e_ratio, wait_p50_ms, wait_p90_ms, wait_p99_ms,
+  coalesce(detail_s['before_queue'], 0) AS before_queue_s,
+  coalesce(detail_s['prefill_queue'], 0) AS prefill_queue_s,
+  coalesce(detail_s['decode_queue'], 0) AS decode_queue_s,
+  apart_p99_ms AS before_queue_p99_ms, placed_ratio
+FROM waits(
+  details := ['before_queue', 'prefill_queue', 'decode_queue'], apart := 'before_queue'
+) AS d
 LEFT JOIN deployment_sources AS s ON s.deployment = d.deployment AND s.evidence = 'requests'
-WHERE wait_s > 0
+WHERE d.wait_s > 0
   AND (coalesce(ttft_ratio, 0) >= min_ttft_ratio OR coalesce(e2e_ratio, 0) >= min_e2e_ratio)

@@ -35,9 +35,9 @@ WITH outcome_count AS (
     count(*) FILTER (outcome = 'aborted') AS aborted,
     count(*) FILTER (attempts > 1) AS retried,
     sum(coalesce(e2e_ms, (end_ns - start_ns) / 1e6)) FILTER (outcome = 'failed') / 1e3 AS cost_s,
-    max_by(
+    min_by(
       {'request': request, 'value': coalesce(e2e_ms, (end_ns - start_ns) / 1e6, 0) / 1e3},
-      coalesce(e2e_ms, (end_ns - start_ns) / 1e6, 0), 5
+      (-coalesce(e2e_ms, (end_ns - start_ns) / 1e6, 0), request), 5
     ) FILTER (outcome IN ('failed', 'aborted')) AS culprits
   FROM requests
   GROUP BY deployment

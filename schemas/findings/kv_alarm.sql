@@ -64,7 +64,7 @@ worker_list AS (
   GROUP BY deployment
 ),
 request_name AS (
-  SELECT deployment, request_id, any_value(request) AS request
+  SELECT deployment, request_id, min(request) AS request
   FROM legs
   WHERE request_id IN (SELECT request_id FROM alarm)
   GROUP BY deployment, request_id
@@ -79,7 +79,7 @@ request_alarm AS (
 ),
 request_list AS (
   SELECT deployment, count(*) AS requests,
-    max_by({'request': request, 'value': n}, n, 5) AS culprits
+    min_by({'request': request, 'value': n}, (-n, request), 5) AS culprits
   FROM request_alarm
   GROUP BY deployment
 ),

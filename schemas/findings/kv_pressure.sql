@@ -80,10 +80,10 @@ pressed AS (
 ),
 deployment_pressure AS (
   SELECT deployment, max(level) AS level, max(high_time_ratio) AS high_time_ratio,
-    arg_max(usage_p50_ratio, high_time_ratio) AS usage_p50_ratio,
+    min_by(usage_p50_ratio, (-high_time_ratio, worker)) AS usage_p50_ratio,
     max(usage_max_ratio) AS usage_max_ratio, max(waiting_max) AS waiting_max,
     sum(observations)::BIGINT AS observations,
-    list(worker ORDER BY high_time_ratio DESC) AS workers
+    list(worker ORDER BY high_time_ratio DESC, worker) AS workers
   FROM pressed
   GROUP BY deployment
 )

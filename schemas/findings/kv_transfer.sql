@@ -8,7 +8,7 @@
 -- there: that KV costs little is an answer, too.
 --
 -- grain:   one row per deployment
--- needs:   phase_by_request, counted_requests, deployment_sources, transfers, workers
+-- needs:   waits, deployment_sources, transfers, workers
 -- params:
 --   min_ttft_ratio  0.05  a twentieth of the TTFT, below the scatter of most runs
 --   min_e2e_ratio   0.05  likewise of the whole durations, where first tokens are unknown
@@ -39,85 +39,33 @@
 --   load_s              DOUBLE     s  part loading a prefix from another cache tier
 --   transfers           BIGINT     KV movements that workers state; NULL when none do
 --   transferred_bytes   BIGINT     bytes  what they moved; NULL unknown
-WITH wait AS (
-  SELECT deployment, request, phase, duration_ms, ttft_part_ms, bound_ms
-  FROM phase_by_request
-  WHERE counted AND phase IN ('kv_transfer', 'kv_wait', 'kv_load')
-),
-request_wait AS (
-  SELECT request,
-    sum(duration_ms) AS wait_ms,
-    sum(ttft_part_ms) AS wait_ttft_ms,
-    sum(duration_ms) FILTER (phase = 'kv_transfer') AS transfer_ms,
-    sum(duration_ms - bound_ms) FILTER (phase = 'kv_wait') AS kv_wait_ms,
-    sum(bound_ms) AS bound_ms,
-    sum(duration_ms) FILTER (phase = 'kv_load') AS load_ms
-  FROM wait
-  GROUP BY request
-),
-counted_wait AS (
-  -- requests that did not wait count with 0
-  SELECT c.deployment, c.request, c.decode_worker AS worker, c.mode,
-    w.* EXCLUDE (request),
-    (c.end_ns - c.start_ns) / 1e6 AS e2e_ms,
-    (c.first_token_ns - c.start_ns) / 1e6 AS ttft_ms
-  FROM counted_requests AS c
-  SEMI JOIN wait AS d ON d.deployment IS NOT DISTINCT FROM c.deployment
-  LEFT JOIN request_wait AS w ON w.request = c.request
-  WHERE c.end_ns > c.start_ns
-),
-worker_wait AS (
-  SELECT deployment, worker, sum(wait_ms) AS wait_ms,
-    sum(wait_ms) / nullif(sum(sum(wait_ms)) OVER (PARTITION BY deployment), 0) AS ratio
-  FROM counted_wait
-  GROUP BY deployment, worker
-),
-leading_workers AS (
-  SELECT deployment, list(worker ORDER BY wait_ms DESC) AS workers
-  FROM worker_wait
-  WHERE worker IS NOT NULL AND ratio >= 0.1
-  GROUP BY deployment
-),
-deployment_wait AS (
-  SELECT deployment,
-    sum(wait_ms) / 1e3 AS total_s,
-    sum(wait_ttft_ms) / nullif(sum(ttft_ms), 0) AS ttft_ratio,
-    sum(wait_ms) / nullif(sum(e2e_ms), 0) AS e2e_ratio,
-    count(*) FILTER (wait_ms > 0) AS requests,
-    count(*) AS seen, coalesce(bool_or(mode = 'disaggregated'), false) AS split,
-    quantile_cont(coalesce(wait_ms, 0), [0.5, 0.9, 0.99]) AS waits_ms,
-    coalesce(sum(transfer_ms), 0) / 1e3 AS transfer_s,
-    coalesce(sum(kv_wait_ms), 0) / 1e3 AS kv_wait_s,
-    coalesce(sum(bound_ms), 0) / 1e3 AS upper_bound_s,
-    coalesce(sum(load_ms), 0) / 1e3 AS load_s,
-    max_by({'request': request, 'value': wait_ms / 1e3}, wait_ms, 5) AS culprits
-  FROM counted_wait
-  GROUP BY deployment
-),
-moved AS (
+WITH moved AS (
   SELECT w.deployment, count(*) AS transfers, sum(t.bytes)::BIGINT AS transferred_bytes
   FROM transfers AS t
   JOIN workers AS w ON w.worker = coalesce(t.destination_worker, t.source_worker)
   GROUP BY w.deployment
 )
 SELECT d.deployment,
-  CASE WHEN coalesce(ttft_ratio, e2e_ratio) >= 0.25 AND waits_ms[2] >= min_wait_ms
+  CASE WHEN coalesce(ttft_ratio, e2e_ratio) >= 0.25 AND wait_p90_ms >= min_wait_ms
     THEN 'warning' ELSE 'info' END AS severity,
-  total_s AS cost_s, 'B' AS level, total_s AS value, 's' AS unit,
-  total_s - upper_bound_s AS interval_low, total_s AS interval_high,
-  ttft_ratio AS share,
-  requests,
-  coalesce(w.workers, []) AS workers,
-  coalesce(culprits, []) AS culprits,
+  wait_s AS cost_s, 'B' AS level, wait_s AS value, 's' AS unit,
+  wait_s - bound_s AS interval_low, wait_s AS interval_high,
+  ttft_ratio AS share, requests, d.workers, d.culprits,
   coalesce(s.paths, []) AS sources,
-  seen, e2e_ratio AS share_of_e2e_ratio, waits_ms[1] AS wait_p50_ms,
-  waits_ms[2] AS wait_p90_ms, waits_ms[3] AS wait_p99_ms,
-  upper_bound_s > 0.5 * total_s AS bound,
-  transfer_s, kv_wait_s AS wait_s, upper_bound_s, load_s, m.transfers, m.transferred_bytes
-FROM deployment_wait AS d
-LEFT JOIN leading_workers AS w ON w.deployment IS NOT DISTINCT FROM d.deployment
+  seen, e2e_ratio AS share_of_e2e_ratio, wait_p50_ms, wait_p90_ms, wait_p99_ms,
+  bound_s > 0.5 * wait_s AS bound,
+  coalesce(detail_s['kv_transfer'], 0) AS transfer_s,
+  coalesce(detail_s['bridge_wait'] - bound_detail_s['bridge_wait'], 0)
+    + coalesce(detail_s['kv_space_wait'] - bound_detail_s['kv_space_wait'], 0)
+    + coalesce(detail_s['kv_wait_upper_bound'] - bound_detail_s['kv_wait_upper_bound'], 0) AS wait_s,
+  bound_s AS upper_bound_s, coalesce(detail_s['kv_load'], 0) AS load_s,
+  m.transfers, m.transferred_bytes
+FROM waits(
+  details := ['kv_load', 'kv_transfer', 'bridge_wait', 'kv_space_wait', 'kv_wait_upper_bound'],
+  on_decode := true
+) AS d
 LEFT JOIN moved AS m ON m.deployment IS NOT DISTINCT FROM d.deployment
 LEFT JOIN deployment_sources AS s ON s.deployment = d.deployment AND s.evidence = 'requests'
-WHERE total_s > 0
+WHERE d.wait_s > 0
   AND (split OR coalesce(ttft_ratio, 0) >= min_ttft_ratio
     OR coalesce(e2e_ratio, 0) >= min_e2e_ratio)

@@ -47,7 +47,8 @@ fitted AS (
     quantile_cont(e2e_ms, 0.5) AS e2e_p50_ms,
     count(*) FILTER (long_output) AS long_outputs,
     coalesce(sum(e2e_ms) FILTER (long_output), 0) / sum(e2e_ms) AS long_output_time_ratio,
-    max_by({'request': request, 'value': output_tokens::DOUBLE}, output_tokens, 5) AS culprits
+    min_by({'request': request, 'value': output_tokens::DOUBLE}, (-output_tokens, request), 5)
+      FILTER (output_tokens IS NOT NULL) AS culprits
   FROM finished_request
   GROUP BY deployment
   HAVING count(*) >= 10

@@ -43,7 +43,7 @@ reuse AS (
   WHERE before_tokens IS NOT NULL AND prompt_tokens IS NOT NULL AND cached_tokens IS NOT NULL
 ),
 worker_list AS (
-  SELECT deployment, list(worker ORDER BY again DESC) AS workers
+  SELECT deployment, list(worker ORDER BY again DESC, worker) AS workers
   FROM (
     SELECT deployment, prefill_worker AS worker, sum(reusable - reused) AS again
     FROM reuse
@@ -57,7 +57,7 @@ total AS (
   SELECT deployment, count(*) AS requests, count(DISTINCT session) AS sessions,
     sum(reusable)::BIGINT AS reusable_tokens, sum(reused)::BIGINT AS reused_tokens,
     count(*) FILTER (prefill_worker != before_worker) AS moved_turns,
-    max_by({'request': request, 'value': (reusable - reused)::DOUBLE}, reusable - reused, 5)
+    min_by({'request': request, 'value': (reusable - reused)::DOUBLE}, (reused - reusable, request), 5)
       AS culprits
   FROM reuse
   GROUP BY deployment

@@ -67,7 +67,8 @@ request_loss AS (
 ),
 deployment_loss AS (
   SELECT deployment, sum(lost_s) AS lost_s, count(*) AS victims,
-    max_by({'request': request, 'value': lost_s}, lost_s, 5) AS culprits
+    min_by({'request': request, 'value': lost_s}, (-lost_s, request), 5)
+      FILTER (lost_s IS NOT NULL) AS culprits
   FROM request_loss
   WHERE lost_s > 0
   GROUP BY deployment
@@ -76,7 +77,7 @@ deployment_count AS (
   SELECT deployment, sum(preemptions) AS preemptions, sum(events)::BIGINT AS from_events,
     sum(counted) AS from_counters,
     coalesce(bool_or(counter_total AND events IS NULL), false) AS counter_total,
-    sum(named)::BIGINT AS named, list(worker ORDER BY preemptions DESC) AS workers
+    sum(named)::BIGINT AS named, list(worker ORDER BY preemptions DESC, worker) AS workers
   FROM worker_preemptions
   GROUP BY deployment
 ),

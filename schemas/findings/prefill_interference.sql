@@ -53,7 +53,7 @@ flagged_worker AS (
   GROUP BY deployment, worker
 ),
 worker_list AS (
-  SELECT deployment, list(worker ORDER BY lost_s DESC) AS workers
+  SELECT deployment, list(worker ORDER BY lost_s DESC, worker) AS workers
   FROM flagged_worker
   GROUP BY deployment
 ),
@@ -74,15 +74,17 @@ member_share AS (
   GROUP BY m.worker, m.request_id
 ),
 request_name AS (
-  SELECT worker, request_id, any_value(request) AS request
+  SELECT worker, request_id, min(request) AS request
   FROM legs
   WHERE request_id IS NOT NULL
   GROUP BY worker, request_id
 ),
 culprit AS (
   SELECT f.deployment,
-    max_by({'request': coalesce(n.request, s.request_id), 'value': s.taken_s}, s.taken_s, 5)
-      AS culprits
+    min_by(
+      {'request': coalesce(n.request, s.request_id), 'value': s.taken_s},
+      (-s.taken_s, coalesce(n.request, s.request_id)), 5
+    ) FILTER (s.taken_s IS NOT NULL) AS culprits
   FROM member_share AS s
   JOIN flagged_worker AS f ON f.worker = s.worker
   LEFT JOIN request_name AS n ON n.worker = s.worker AND n.request_id = s.request_id
@@ -100,8 +102,8 @@ total AS (
     min(lost_ratio_low) AS share_low,
     sum(affected_steps)::BIGINT AS affected_steps, sum(mixed_steps)::BIGINT AS mixed_steps,
     sum(prefill_only_steps)::BIGINT AS prefill_only_steps,
-    arg_max(decode_only_p50_ms, lost_s) AS decode_only_p50_ms,
-    arg_max(mixed_p50_ms, lost_s) AS mixed_p50_ms,
+    min_by(decode_only_p50_ms, (-lost_s, worker)) AS decode_only_p50_ms,
+    min_by(mixed_p50_ms, (-lost_s, worker)) AS mixed_p50_ms,
     sum(plain_lost_s) AS plain_lost_s, sum(capped_s) AS capped_s,
     list_sort(list_distinct(list(note) FILTER (note IS NOT NULL))) AS notes
   FROM flagged_rank

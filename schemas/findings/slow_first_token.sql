@@ -86,9 +86,10 @@ phase_means AS (
 ),
 leading_phases AS (
   SELECT deployment,
-    arg_max(phase, slow_ms) AS top_phase,
+    min_by(phase, (-slow_ms, phase)) FILTER (slow_ms IS NOT NULL) AS top_phase,
     max(slow_ms) / nullif(sum(slow_ms), 0) AS top_phase_ratio,
-    arg_max(phase, slow_mean_ms - other_mean_ms) AS grown_phase,
+    min_by(phase, (other_mean_ms - slow_mean_ms, phase))
+      FILTER (slow_mean_ms IS NOT NULL AND other_mean_ms IS NOT NULL) AS grown_phase,
     max(slow_mean_ms - other_mean_ms) / nullif(sum(slow_mean_ms - other_mean_ms), 0) AS grown_ratio
   FROM phase_means
   GROUP BY deployment
@@ -117,7 +118,8 @@ deployment_latency AS (
     list_sort(list_distinct(list(prefill_worker) FILTER (
       slow_first_token AND prefill_worker IS NOT NULL
     ))) AS workers,
-    max_by({'request': request, 'value': ttft_ms}, ttft_ms, 5) FILTER (slow_first_token) AS culprits
+    min_by({'request': request, 'value': ttft_ms}, (-ttft_ms, request), 5)
+      FILTER (slow_first_token) AS culprits
   FROM marked_request
   GROUP BY deployment
 ),

@@ -127,7 +127,7 @@ deployment_pace AS (
     list_sort(list_distinct(list(decode_worker) FILTER (
       slow_stream AND decode_worker IS NOT NULL
     ))) AS workers,
-    max_by({'request': request, 'value': tpot_ms}, tpot_ms, 5) FILTER (slow_stream) AS culprits
+    min_by({'request': request, 'value': tpot_ms}, (-tpot_ms, request), 5) FILTER (slow_stream) AS culprits
   FROM marked_request
   GROUP BY deployment
 ),

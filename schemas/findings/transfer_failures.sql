@@ -49,7 +49,7 @@ worker_list AS (
   GROUP BY deployment
 ),
 request_list AS (
-  SELECT deployment, max_by({'request': request, 'value': n}, n, 5) AS culprits
+  SELECT deployment, min_by({'request': request, 'value': n}, (-n, request), 5) AS culprits
   FROM (
     SELECT deployment, request, count(*)::DOUBLE AS n
     FROM known_transfer

@@ -50,7 +50,8 @@ deployment_unknown AS (
     count(*) AS seen, count(*) FILTER (unknown_ms > 0) AS requests,
     quantile_cont(unknown_ms, 0.5) AS unknown_p50_ms,
     quantile_cont(unknown_ms, 0.99) AS unknown_p99_ms,
-    max_by({'request': request, 'value': unknown_ms / 1e3}, unknown_ms, 5) AS culprits
+    min_by({'request': request, 'value': unknown_ms / 1e3}, (-unknown_ms, request), 5)
+      FILTER (unknown_ms IS NOT NULL) AS culprits
   FROM request_unknown
   GROUP BY deployment
 )

@@ -76,7 +76,7 @@ compared AS (
   SELECT deployment, side, measure, count(*) AS k, sum(requests)::BIGINT AS requests,
     count(*) FILTER (requests = 0) AS idle_workers,
     max(amount) / avg(amount) AS over_mean, min(amount) / avg(amount) AS least_over_mean,
-    max(amount) / sum(amount) AS greatest_ratio, arg_max(worker, amount) AS worker,
+    max(amount) / sum(amount) AS greatest_ratio, min_by(worker, (-amount, worker)) AS worker,
     (max(amount) - avg(amount)) / sqrt(sum(squares) * (1 / count(*)) * (1 - 1 / count(*))) AS sigma
   FROM measured
   GROUP BY deployment, side, measure

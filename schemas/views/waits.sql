@@ -1,0 +1,97 @@
+-- waits: how long the requests of each deployment spent in some kinds of work or wait, and who most.
+--
+-- Counted requests with a window; those that did not wait count with 0 in the quantiles.
+--
+-- grain:   one row per deployment in which any counted request spent time there
+-- needs:   phase_by_request, counted_requests
+-- params:
+--   details     []         phase details to sum up, e.g. ['router_queue', 'dispatch']
+--   apart       NULL       one of them whose 99th percentile is wanted by itself
+--   on_decode   false      whom the seconds are laid to: the decode worker, or (false) the prefill worker
+-- columns:
+--   deployment    VARCHAR       deployment
+--   wait_s        DOUBLE    s   seconds spent there, summed
+--   ttft_ratio    DOUBLE    1   sum of the part before first tokens over the sum of TTFT; NULL where no first token is known
+--   e2e_ratio     DOUBLE    1   wait_s over the whole durations
+--   requests      BIGINT        requests that spent time there
+--   seen          BIGINT        requests with a window
+--   split         BOOLEAN       prefill and decode are split in at least one of them
+--   wait_p50_ms   DOUBLE    ms  per request, median (0 counted)
+--   wait_p90_ms   DOUBLE    ms  90th percentile
+--   wait_p99_ms   DOUBLE    ms  99th percentile
+--   apart_p99_ms  DOUBLE    ms  99th percentile of the detail `apart` alone, over all requests
+--   placed_ratio  DOUBLE    1   part of wait_s neither measured nor reported
+--   bound_s       DOUBLE    s   part of wait_s that is an upper bound
+--   detail_s      MAP(VARCHAR, DOUBLE)  s  seconds by detail, details that occur
+--   bound_detail_s  MAP(VARCHAR, DOUBLE)  s  of them an upper bound
+--   workers       VARCHAR[]     workers of at least a tenth of the seconds, the greatest first
+--   culprits      STRUCT(request VARCHAR, "value" DOUBLE)[]  the five requests that spent most there; value: seconds
+WITH wait AS (
+  SELECT deployment, request, detail, duration_ms, ttft_part_ms, placed_ms, bound_ms
+  FROM phase_by_request
+  WHERE counted AND list_contains(details, detail)
+),
+detail_sum AS (
+  SELECT deployment, detail, sum(duration_ms) / 1e3 AS total_s, sum(bound_ms) / 1e3 AS bound_s
+  FROM wait
+  GROUP BY deployment, detail
+),
+deployment_detail AS (
+  SELECT deployment, map_from_entries(list((detail, total_s) ORDER BY detail)) AS detail_s,
+    map_from_entries(list((detail, bound_s) ORDER BY detail)) AS bound_detail_s
+  FROM detail_sum
+  GROUP BY deployment
+),
+request_wait AS (
+  SELECT request, sum(duration_ms) AS wait_ms, sum(ttft_part_ms) AS wait_ttft_ms,
+    sum(placed_ms) AS placed_ms, sum(bound_ms) AS bound_ms,
+    sum(duration_ms) FILTER (detail = apart) AS apart_ms
+  FROM wait
+  GROUP BY request
+),
+counted_wait AS (
+  SELECT c.deployment, c.request, c.mode, w.* EXCLUDE (request),
+    CASE WHEN on_decode THEN c.decode_worker ELSE c.prefill_worker END AS worker,
+    (c.end_ns - c.start_ns) / 1e6 AS e2e_ms,
+    (c.first_token_ns - c.start_ns) / 1e6 AS ttft_ms
+  FROM counted_requests AS c
+  SEMI JOIN wait AS d ON d.deployment IS NOT DISTINCT FROM c.deployment
+  LEFT JOIN request_wait AS w ON w.request = c.request
+  WHERE c.end_ns > c.start_ns
+),
+worker_wait AS (
+  SELECT deployment, worker, sum(wait_ms) AS wait_ms,
+    sum(wait_ms) / nullif(sum(sum(wait_ms)) OVER (PARTITION BY deployment), 0) AS ratio
+  FROM counted_wait
+  GROUP BY deployment, worker
+),
+leading_workers AS (
+  SELECT deployment, list(worker ORDER BY wait_ms DESC, worker) AS workers
+  FROM worker_wait
+  WHERE worker IS NOT NULL AND ratio >= 0.1
+  GROUP BY deployment
+),
+deployment_wait AS (
+  SELECT deployment,
+    sum(wait_ms) / 1e3 AS wait_s,
+    sum(wait_ttft_ms) / nullif(sum(ttft_ms), 0) AS ttft_ratio,
+    sum(wait_ms) / nullif(sum(e2e_ms), 0) AS e2e_ratio,
+    count(*) FILTER (wait_ms > 0) AS requests,
+    count(*) AS seen,
+    coalesce(bool_or(mode = 'disaggregated'), false) AS split,
+    quantile_cont(coalesce(wait_ms, 0), [0.5, 0.9, 0.99]) AS waits_ms,
+    quantile_cont(coalesce(apart_ms, 0), 0.99) AS apart_p99_ms,
+    coalesce(sum(placed_ms), 0) / nullif(sum(wait_ms), 0) AS placed_ratio,
+    coalesce(sum(bound_ms), 0) / 1e3 AS bound_s,
+    min_by({'request': request, 'value': wait_ms / 1e3}, (-wait_ms, request), 5)
+      FILTER (wait_ms IS NOT NULL) AS culprits
+  FROM counted_wait
+  GROUP BY deployment
+)
+SELECT d.deployment, wait_s, ttft_ratio, e2e_ratio, requests, seen, split,
+  waits_ms[1] AS wait_p50_ms, waits_ms[2] AS wait_p90_ms, waits_ms[3] AS wait_p99_ms, apart_p99_ms,
+  placed_ratio, bound_s, s.detail_s, s.bound_detail_s, coalesce(w.workers, []) AS workers,
+  coalesce(culprits, []) AS culprits
+FROM deployment_wait AS d
+JOIN deployment_detail AS s ON s.deployment IS NOT DISTINCT FROM d.deployment
+LEFT JOIN leading_workers AS w ON w.deployment IS NOT DISTINCT FROM d.deployment

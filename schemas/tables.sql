@@ -487,3 +487,66 @@ CREATE TABLE interference_step_losses (
   prefill_tokens BIGINT,     -- prompt tokens computed
   lost_s DOUBLE              -- excess x residents
 );
+
+-- decode seconds lost to prefill on one worker, from token times and prefill intervals (evidence level B)
+-- stage: methods
+-- key: worker
+CREATE TABLE interference_gaps (
+  worker VARCHAR,            -- the worker
+  deployment VARCHAR,        -- deployment of the worker
+  role VARCHAR,              -- role of the worker
+  observer VARCHAR,          -- who saw the tokens; several joined by +
+  streams BIGINT,            -- token streams decoded here with known instants
+  gaps BIGINT,               -- gaps between deliveries of tokens that were judged
+  clean_gaps BIGINT,         -- of them without a prefill: the baseline
+  exposed_gaps BIGINT,       -- of them that met a prefill
+  prefills BIGINT,           -- prefill intervals known on this worker
+  prefill_s DOUBLE,          -- their summed duration, after the cut
+  baseline_ms DOUBLE,        -- duration of a step without a prefill (median over the gaps)
+  noise_ms DOUBLE,           -- scatter (sigma) of clean gaps around the baseline
+  counted_by VARCHAR,        -- what the time of a gap grows with: emissions, tokens or deliveries
+  merged_ratio DOUBLE,       -- share of emissions that came bundled with another
+  overlap_s DOUBLE,          -- seconds that gaps and prefills share, summed over the gaps
+  credit_s DOUBLE,           -- excess of exposed gaps that prefills explain, before chance is taken off
+  chance_s DOUBLE,           -- of that, what stalls of other causes would get by chance
+  lost_s DOUBLE,             -- decode seconds lost, summed over the requests held up; NULL where it cannot be told
+  lost_low_s DOUBLE,         -- 95 % interval of the loss of this period, lower end
+  lost_high_s DOUBLE,        -- upper end
+  decode_s DOUBLE,           -- decode time: sum of the judged gaps; the denominator of lost_ratio
+  lost_ratio DOUBLE,         -- lost_s / decode_s
+  lost_ratio_low DOUBLE,     -- 95 % block bootstrap interval of the share (would another such period show it), lower end
+  lost_ratio_high DOUBLE,    -- upper end
+  contrast_ratio DOUBLE,     -- share of the shared seconds that was lost, above what chance gives
+  p_value DOUBLE,            -- share of shifts of the prefills that put as much excess onto them
+  tail_explained_ratio DOUBLE, -- share of the excess of the longest hundredth of gaps that prefills explain
+  event_ms DOUBLE,           -- smallest loss that is called an event; NULL where not flagged
+  events BIGINT,             -- events called; NULL where not flagged
+  offset_ms DOUBLE,          -- by how much prefills were moved onto the clock of the token times; 0 not moved
+  best_shift_ms DOUBLE,      -- check: by how much they would have to move further to fit best; 0 within a step
+  cut_s DOUBLE,              -- seconds of prefill intervals not counted, being far above what such prompts cost; NULL without a cost fit
+  flagged BOOLEAN,           -- interference is shown; NULL cannot tell
+  note VARCHAR               -- what limits the numbers, or why there are none
+);
+
+-- who took decode seconds from whom (evidence level B); the pairs that are not named are one row without names
+-- stage: methods
+CREATE TABLE interference_gap_losses (
+  worker VARCHAR,            -- the worker
+  culprit VARCHAR,           -- request whose prompt was computed; NULL in the row of the remainder
+  victim VARCHAR,            -- request held up; NULL in the row of the remainder
+  lost_s DOUBLE,             -- seconds
+  pairs BIGINT               -- pairs in this row
+);
+
+-- single stalls that a prefill made, on workers where interference is shown (evidence level B)
+-- stage: methods
+CREATE TABLE interference_events (
+  worker VARCHAR,            -- the worker
+  victim VARCHAR,            -- request held up
+  stream BIGINT,             -- its stream
+  end_ns BIGINT,             -- end of the gap
+  gap_ms DOUBLE,             -- length of the gap
+  excess_ms DOUBLE,          -- of it above the baseline
+  lost_ms DOUBLE,            -- of that what prefills explain
+  culprit VARCHAR            -- request whose prefill shares most time with the gap
+);

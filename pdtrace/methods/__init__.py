@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from pdtrace.methods import interference_steps
+from pdtrace.methods import _gap_inputs, interference_gaps, interference_steps
 
 
 class Tables(Protocol):
@@ -52,6 +52,12 @@ def _interference_steps(tables: Tables) -> dict[str, pl.DataFrame]:
     }
 
 
+def _interference_gaps(tables: Tables) -> dict[str, pl.DataFrame]:
+    """Worker after worker; token gaps are read a stretch at a time."""
+    judged = [interference_gaps.interference(**given) for given in _gap_inputs.workers(tables.sql)]
+    return interference_gaps.tables(judged)
+
+
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
@@ -60,6 +66,12 @@ METHODS: dict[str, Method] = {
             makes=("interference_steps", "interference_step_losses"),
             needs=("steps", "workers", "facts"),
             function=_interference_steps,
+        ),
+        Method(
+            name="interference_gaps",
+            makes=("interference_gaps", "interference_gap_losses", "interference_events"),
+            needs=("streams", "intervals", "legs", "requests", "workers", "facts"),
+            function=_interference_gaps,
         ),
     )
 }

@@ -1,0 +1,130 @@
+"""One stretch of a worker's token gaps: their baseline, excess, and what prefills explain of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from pdtrace.methods import _gap_chance as chance
+from pdtrace.methods import _gap_series as series
+from pdtrace.methods._gap_prefills import Cover, Prefills
+from pdtrace.methods._gap_series import Gaps, Ints, Residents
+from pdtrace.methods.statistics import Bools, Fit, Floats, trimmed_least_squares
+
+MIN_CLEAN = 300  # fewer gaps without a prefill give no baseline
+FIT_ROWS = 50_000
+PAUSE_S = 0.02  # a stall longer than twice the overlap and this has another cause
+NOISE = 3.0  # sigmas by which noise may carry a gap beyond its overlap
+DRIFT_S, DRIFT_GAPS = 1.0, 20  # a bin of the slow drift: at least as long, with as many gaps
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One worker's data on one time axis (seconds since `origin_ns`)."""
+
+    origin_ns: int
+    request: Ints  # of each stream
+    first: Floats
+    last: Floats
+    prefills: Prefills
+    cover: Cover
+    open: Residents
+    pace_s: float
+    period: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a stretch of streams gives."""
+
+    gaps: Gaps
+    overlap: Floats
+    steps: Floats
+    baseline: Floats
+    sigma: Floats  # of each gap
+    excess: Floats
+    credit: Floats
+    clean: Bools
+    chance_s: float
+    shifts: chance.Shifted
+    counted_by: str
+    merged: int
+
+
+def window_of(streams: pl.DataFrame, offset: int, stage: Stage) -> Window | None:
+    """Gaps of some streams with their credit; None where no baseline can be had."""
+    part = slice(offset, offset + streams.height)
+    gaps, merged = series.gaps_of(streams, stage.first[part], stage.pace_s)
+    gaps = Gaps(gaps.stream + offset, gaps.start, gaps.end, gaps.emissions, gaps.tokens)
+    overlap = stage.cover.between(gaps.start, gaps.end)
+    clean = overlap <= 0
+    if clean.sum() < MIN_CLEAN:
+        return None
+    steps, counted_by = series.steps_of(gaps, clean)
+    baseline, fit = _baseline(gaps, steps, clean, stage)
+    excess = gaps.length - baseline
+    sigma = fit.sigma * np.sqrt(steps)
+    credit = _credit(excess, overlap, sigma)
+    low, high = float(gaps.start.min()), float(gaps.end.max())
+    rest = excess - credit
+    stalls = rest > NOISE * sigma
+    by_chance = chance.chance_credit(
+        gaps.length[stalls], rest[stalls], stage.cover, low, high, PAUSE_S
+    )
+    longest = float((stage.prefills.end - stage.prefills.start).max())
+    bounded = np.clip(excess, -NOISE * sigma, 2 * longest + PAUSE_S)
+    shifts = chance.shifted(gaps, bounded, stage.cover, stage.period[1] - stage.period[0])
+    return Window(
+        gaps, overlap, steps, baseline, sigma, excess, credit, clean, by_chance, shifts, counted_by,
+        merged,
+    )  # fmt: skip
+
+
+def _credit(excess: Floats, overlap: Floats, sigma: Floats) -> Floats:
+    """What of the excess prefills explain: as long as they overlap at most, give or take noise."""
+    noise = np.minimum(NOISE * sigma, overlap)
+    credit = np.clip(excess, -noise, overlap + noise)
+    foreign = excess > 2 * overlap + PAUSE_S + noise
+    return np.where((overlap > 0) & ~foreign, credit, 0.0)
+
+
+def _baseline(gaps: Gaps, steps: Floats, clean: Bools, stage: Stage) -> tuple[Floats, Fit]:
+    """Duration that each gap would have had without a prefill."""
+    middle = (gaps.start + gaps.end) / 2
+    columns = [np.ones(len(steps)), stage.open.counts(middle)]
+    context = stage.open.contexts(middle)
+    if context is not None:
+        columns.append(context)
+    table = np.column_stack(columns) * steps[:, None]
+    rows = np.flatnonzero(clean)
+    rows = rows[:: max(1, -(-len(rows) // FIT_ROWS))]
+    weights = 1 / np.sqrt(steps[rows])
+    length = gaps.length
+    floor = 0.01 * float(np.median(length[rows] * weights))
+    fit = trimmed_least_squares(table[rows], length[rows], weights, floor=floor)
+    fitted = fit.at(table)
+    typical = float(np.median(length[rows] / steps[rows]))
+    fitted += steps * _drift(middle, (length - fitted) / steps, clean)
+    return np.maximum(fitted, 0.2 * typical * steps), fit
+
+
+def _drift(at: Floats, residual: Floats, clean: Bools) -> Floats:
+    """Slow change of a step that the fit does not know: running median of clean residuals."""
+    times, values = at[clean], residual[clean]
+    low, high = float(times.min()), float(times.max())
+    bins = int(min((high - low) / DRIFT_S, len(times) / DRIFT_GAPS))
+    if bins < 2:
+        return np.zeros(len(at))
+    number = np.minimum(((times - low) / (high - low) * bins).astype(np.int64), bins - 1)
+    order = np.lexsort((values, number))
+    count = np.bincount(number, minlength=bins)
+    begin = np.cumsum(count) - count
+    enough = count >= DRIFT_GAPS // 2
+    if not enough.any():
+        return np.zeros(len(at))
+    medians = values[order][(begin + count // 2)[enough]]
+    centres = low + (np.flatnonzero(enough) + 0.5) * (high - low) / bins
+    drift: Floats = np.interp(at, centres, medians)
+    return drift

@@ -19,6 +19,7 @@ SPAN_QUEUE = "pdtrace.queue"
 SPAN_PREFILL = "pdtrace.prefill"
 SPAN_KV_TRANSFER = "pdtrace.kv_transfer"
 SPAN_DECODE = "pdtrace.decode"
+SPAN_PHASE = "pdtrace.phase"  # any other; its pdtrace.phase.detail says which
 
 # Phase detail (model.PHASE_DETAILS) of a phase span that does not name its own.
 PHASE_SPANS = {
@@ -27,6 +28,7 @@ PHASE_SPANS = {
     SPAN_PREFILL: "prefill_wall",
     SPAN_KV_TRANSFER: "kv_transfer",
     SPAN_DECODE: "decode_wall",
+    SPAN_PHASE: "unattributed",
 }
 
 # ---- attributes of OpenTelemetry's GenAI conventions (1.41, docs/gen-ai/gen-ai-spans.md)
@@ -45,6 +47,9 @@ HTTP_STATUS = "http.response.status_code"  # HTTP conventions 1.23 and later
 # ---- shared by three engines (vllm/tracing, sglang/srt/tracing, tensorrt_llm/llmapi); seconds
 LATENCY_TTFT = "gen_ai.latency.time_to_first_token"
 LATENCY_E2E = "gen_ai.latency.e2e"
+LATENCY_QUEUE = "gen_ai.latency.time_in_queue"
+LATENCY_PREFILL = "gen_ai.latency.time_in_model_prefill"
+LATENCY_DECODE = "gen_ai.latency.time_in_model_decode"
 
 # ---- ours
 REQUEST_ID = "pdtrace.request.id"  # id that travels between components (X-Request-ID)

@@ -1,0 +1,189 @@
+"""The way of finished requests out of the serving process: a bounded queue and one thread.
+
+Putting a request costs an append. The thread chooses what is kept, encodes and exports it; when
+the exporter is slow or down the queue fills up, and what does not fit is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pdtrace.instrumentation.requests import Request
+
+_log = logging.getLogger("pdtrace.instrumentation")
+QUEUE_REQUESTS = 8192  # finished requests that wait for the thread; more are dropped
+BATCH_REQUESTS = 256
+INTERVAL_S = 0.5  # at most so long does a finished request stay in memory
+_SCALE = 1 << 64
+
+
+class Exporter(Protocol):
+    """Where finished requests go. Called by one thread at a time, never by the serving code."""
+
+    def export(self, requests: Sequence[Request], dropped: int) -> None:
+        """Write these requests; `dropped` is how many were lost in this process so far."""
+
+    def close(self) -> None:
+        """Write what is left and let go."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Which finished requests are kept: by ratio of trace ids, and all slow and failed ones.
+
+    The choice by ratio is the same in every process for one trace id (W3C: the low 8 bytes).
+    """
+
+    ratio: float = 1.0
+    slow_ttft_ms: float | None = None
+    slow_ms: float | None = None
+
+    def keeps(self, request: Request) -> bool:
+        """Whether this request is written."""
+        if self.ratio >= 1 and (request.parent is None or request.parent.sampled):
+            return True
+        if request.error is not None or request.attributes.get("aborted"):
+            return True
+        if self.slow_ms is not None and request.end_ns - request.start_ns >= self.slow_ms * 1e6:
+            return True
+        times = request.stream.times
+        if (
+            self.slow_ttft_ms is not None
+            and times
+            and times[0] - request.start_ns >= self.slow_ttft_ms * 1e6
+        ):
+            return True
+        if request.parent is not None and not request.parent.sampled:
+            return False
+        return int(request.trace_id[16:], 16) < self.ratio * _SCALE
+
+
+class Off:
+    """The recorder while nothing is instrumented: takes requests and forgets them."""
+
+    enabled = False
+
+    def put(self, request: Request) -> None:
+        """Forget it."""
+
+
+class Recorder:
+    """Takes finished requests from any thread, without blocking; exports them on its own."""
+
+    enabled = True
+
+    def __init__(
+        self,
+        make_exporter: Callable[[], Exporter],
+        sampling: Sampling | None = None,
+        queue_requests: int = QUEUE_REQUESTS,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        self.dropped = 0
+        self.failures = 0
+        self._make_exporter = make_exporter
+        self._sampling = sampling or Sampling()
+        self._limit = queue_requests
+        self._interval_s = interval_s
+        self._start_afresh()
+        _living.add(self)
+
+    def _start_afresh(self) -> None:
+        """Nothing queued, no thread, no exporter: at the start, and in a forked child."""
+        self._queue: deque[Request] = deque()
+        self._wake = threading.Event()
+        self._draining = threading.Lock()
+        self._starting = threading.Lock()
+        self._exporter: Exporter | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._pid = os.getpid()
+
+    def put(self, request: Request) -> None:
+        """Take a finished request, or count it as dropped."""
+        queue = self._queue
+        if len(queue) >= self._limit or self._closed:
+            self.dropped += 1
+            return
+        queue.append(request)
+        if self._thread is None:
+            self._start()
+        elif len(queue) == BATCH_REQUESTS:
+            self._wake.set()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None and not self._closed:
+                thread = threading.Thread(target=self._run, name="pdtrace-recorder", daemon=True)
+                self._thread = thread
+                with contextlib.suppress(RuntimeError):  # the interpreter is going down
+                    thread.start()
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._wake.wait(self._interval_s)
+            self._wake.clear()
+            self._drain()
+
+    def flush(self, timeout_s: float = 5.0) -> bool:
+        """Export what is queued now; False when that takes longer than `timeout_s`."""
+        end = time.monotonic() + timeout_s
+        if not self._draining.acquire(timeout=timeout_s):
+            return False
+        self._draining.release()
+        self._drain()
+        return not self._queue and time.monotonic() <= end
+
+    def close(self) -> None:
+        """Export what is left and stop; what comes later is dropped and counted."""
+        self._closed = True
+        self._wake.set()
+        self._drain()
+        with self._draining:
+            if self._exporter is not None:
+                with contextlib.suppress(Exception):
+                    self._exporter.close()
+        _living.discard(self)
+
+    def _drain(self) -> None:
+        with self._draining:
+            while self._queue:
+                batch = [
+                    self._queue.popleft() for _ in range(min(BATCH_REQUESTS, len(self._queue)))
+                ]
+                self._export([request for request in batch if self._sampling.keeps(request)])
+
+    def _export(self, requests: list[Request]) -> None:
+        if not requests:
+            return
+        try:
+            if self._exporter is None:
+                self._exporter = self._make_exporter()
+            self._exporter.export(requests, self.dropped)
+        except Exception as error:
+            self.dropped += len(requests)
+            self.failures += 1
+            if self.failures == 1:
+                _log.warning("pdtrace: traces are not written: %s", error)
+
+
+_living: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    """A forked child has neither the parent's thread nor its right to the parent's queued requests."""
+    for recorder in list(_living):
+        recorder.dropped = 0
+        recorder._start_afresh()
+
+
+os.register_at_fork(after_in_child=_in_child)

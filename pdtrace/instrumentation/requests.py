@@ -1,0 +1,353 @@
+"""What the serving code holds while it works on a request: marks of time, nothing else.
+
+This is the hot path. A mark costs one clock reading and one append; encoding, ids of phases,
+attribute names and files are the recorder's business, on its own thread. No method raises.
+Instants are readings of the monotonic clock beside one reading of the wall clock at the start of
+the request, so that a clock step cannot make a phase negative.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from array import array
+from collections.abc import Callable, MutableMapping
+from contextvars import ContextVar, Token
+from functools import wraps
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from time import perf_counter_ns, time_ns
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from pdtrace.instrumentation._context import TRACEPARENT, Parent, new_span_id, new_trace_id, parse
+
+if TYPE_CHECKING:
+    from pdtrace.instrumentation.recorder import Off, Recorder
+
+F = TypeVar("F", bound=Callable[..., Any])
+Attributes = dict[str, Any]
+
+MAX_EMISSIONS = 1_000_000  # times kept of one stream, 8 bytes each
+_current: ContextVar[Request | None] = ContextVar("pdtrace_request", default=None)
+
+
+class Stream:
+    """One token stream of a request: the instant of each emission, and how many tokens it held."""
+
+    __slots__ = ("counts", "times")
+
+    def __init__(self) -> None:
+        self.times = array("q")
+        self.counts: array[int] | None = None
+
+    def token(self, count: int = 1) -> None:
+        """A token, or `count` tokens at once, went out now."""
+        times = self.times
+        if len(times) >= MAX_EMISSIONS:
+            return
+        if count != 1 or self.counts is not None:
+            self._counted(count)
+        times.append(perf_counter_ns())
+
+    def _counted(self, count: int) -> None:
+        with contextlib.suppress(TypeError, OverflowError):
+            if self.counts is None:
+                self.counts = array("q", [1]) * len(self.times)
+            self.counts.append(count)
+
+
+class Phase:
+    """Time that a request spends in one kind of work or wait: a context manager, sync or async."""
+
+    __slots__ = ("attributes", "name", "request", "start")
+
+    def __init__(self, request: Request, name: str, attributes: Attributes) -> None:
+        self.request = request
+        self.name = name
+        self.attributes = attributes
+        self.start = 0
+
+    def set(self, **attributes: Any) -> None:
+        """Say more of it: tokens, bytes, worker, ..."""
+        self.attributes.update(attributes)
+
+    def __enter__(self) -> Self:
+        self.start = perf_counter_ns()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.request.phases.append(
+            (
+                self.name,
+                self.start,
+                perf_counter_ns(),
+                self.attributes,
+                kind.__name__ if kind else None,
+            )
+        )
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+
+class Hop(Phase):
+    """A call to another component; its `inject` makes that component's spans children of the call."""
+
+    __slots__ = ("span_id",)
+
+    def __init__(self, request: Request, attributes: Attributes) -> None:
+        super().__init__(request, "dispatch", attributes)
+        self.span_id = new_span_id()
+        attributes["span_id"] = self.span_id
+
+    def inject(self, headers: MutableMapping[str, str]) -> MutableMapping[str, str]:
+        """Add the traceparent header of this call; the same headers, for chaining."""
+        return self.request._inject(headers, self.span_id)
+
+
+class Request:
+    """One request at one component, from arrival to the last byte: a context manager, sync or async.
+
+    Attributes are plain words (model, prompt_tokens, ...; see encode.py for their names in
+    OpenTelemetry); unknown ones are written as `pdtrace.<word>`. Text of prompts has no word.
+    `token(count=1)` says that a token, or `count` tokens at once, went out now.
+    """
+
+    __slots__ = (
+        "_token",
+        "attributes",
+        "end_ns",
+        "ended",
+        "error",
+        "links",
+        "parent",
+        "phases",
+        "recorder",
+        "span_id",
+        "start_ns",
+        "stream",
+        "streams",
+        "token",
+        "trace_id",
+        "wall_ns",
+    )  # fmt: skip
+
+    def __init__(
+        self, recorder: Recorder | Off, parent: Parent | None, attributes: Attributes
+    ) -> None:
+        self.wall_ns, self.start_ns = time_ns(), perf_counter_ns()
+        self.recorder = recorder
+        self.parent = parent
+        self.trace_id = parent.trace_id if parent is not None else new_trace_id()
+        self.span_id = new_span_id()
+        self.attributes = attributes
+        self.phases: list[tuple[str, int, int, Attributes, str | None]] = []
+        self.stream = Stream()
+        self.streams = [self.stream]
+        self.token = self.stream.token  # one call less for each token
+        self.links: list[Parent] = []
+        self.error: str | None = None
+        self.ended = False
+        self.end_ns = 0
+        self._token: Token[Request | None] | None = None
+
+    def set(self, **attributes: Any) -> None:
+        """Say more of the request: model, prompt_tokens, cached_tokens, output_tokens, request_id, ..."""
+        self.attributes.update(attributes)
+
+    def phase(self, name: str, **attributes: Any) -> Phase:
+        """A phase: queue, prefill, kv_transfer, decode, router, or a detail of them such as kv_space_wait."""
+        return Phase(self, name, attributes)
+
+    def mark(self, name: str, start_ns: int, end_ns: int, **attributes: Any) -> None:
+        """A phase that is over, by instants of `time.perf_counter_ns`."""
+        self.phases.append((name, start_ns, end_ns, attributes, None))
+
+    def decision(self, **attributes: Any) -> Phase:
+        """A router's choice: worker, policy, cost, overlap_tokens, candidates."""
+        return Phase(self, "router", attributes)
+
+    def transfer(self, **attributes: Any) -> Phase:
+        """A KV movement: bytes, backend, direction, source, destination."""
+        return Phase(self, "kv_transfer", attributes)
+
+    def dispatch(self, **attributes: Any) -> Hop:
+        """A call to another component (attempt, worker); send its headers through `inject`."""
+        return Hop(self, attributes)
+
+    def choice(self, index: int) -> Stream:
+        """The stream of one choice, where a request has several (n > 1)."""
+        while len(self.streams) <= index < 1024:
+            self.streams.append(Stream())
+        return self.streams[min(max(index, 0), len(self.streams) - 1)]
+
+    def link(self, traceparent: str | None) -> None:
+        """The span that made the KV which this request uses (decode to prefill)."""
+        parent = parse(traceparent)
+        if parent is not None:
+            self.links.append(parent)
+
+    @property
+    def traceparent(self) -> str:
+        """This request as a W3C traceparent."""
+        return f"00-{self.trace_id}-{self.span_id}-01"
+
+    def inject(self, headers: MutableMapping[str, str]) -> MutableMapping[str, str]:
+        """Add the traceparent header of this request; the same headers, for chaining."""
+        return self._inject(headers, self.span_id)
+
+    def _inject(self, headers: MutableMapping[str, str], span_id: str) -> MutableMapping[str, str]:
+        if not self.recorder.enabled:
+            return headers
+        with contextlib.suppress(Exception):  # headers that cannot be written are the caller's
+            headers[TRACEPARENT] = f"00-{self.trace_id}-{span_id}-01"
+        return headers
+
+    def end(self, error: str | BaseException | None = None, *, aborted: bool = False) -> None:
+        """The request is over; the first call counts."""
+        if self.ended:
+            return
+        self.ended = True
+        self.end_ns = perf_counter_ns()
+        if error is not None:
+            self.error = error if isinstance(error, str) else type(error).__name__
+        if aborted:
+            self.attributes["aborted"] = True
+        self.recorder.put(self)
+
+    def __enter__(self) -> Self:
+        self._token = _current.set(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if self._token is not None:
+            # A generator may be closed in another context than it was started in.
+            with contextlib.suppress(ValueError):
+                _current.reset(self._token)
+            self._token = None
+        if kind is not None and _left(kind):
+            self.end(aborted=True)
+        else:
+            self.end(None if kind is None else kind.__name__)
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+    def __del__(self) -> None:
+        if not self.ended:  # dropped without an end: a stream that nobody read to its end
+            with contextlib.suppress(Exception):  # the interpreter may be going down
+                self.end(aborted=True)
+
+
+def _left(kind: type[BaseException]) -> bool:
+    """Whether an exception means that the caller left: cancellation, a closed generator, a lost connection."""
+    names = {base.__name__ for base in kind.__mro__}
+    return bool(names & {"CancelledError", "GeneratorExit", "ClientDisconnect", "Cancelled"})
+
+
+def current() -> Request | None:
+    """The request that this task or thread works on, if one was entered."""
+    return _current.get()
+
+
+class AnyPhase:
+    """A phase of the current request: a context manager, sync or async, and a decorator.
+
+    Without a current request it does nothing.
+    """
+
+    __slots__ = ("_attributes", "_name", "_open")
+
+    def __init__(self, name: str, attributes: Attributes) -> None:
+        self._name = name
+        self._attributes = attributes
+        self._open: Phase | None = None
+
+    def __enter__(self) -> Self:
+        request = _current.get()
+        if request is not None:
+            self._open = Phase(request, self._name, dict(self._attributes))
+            self._open.__enter__()
+        return self
+
+    def set(self, **attributes: Any) -> None:
+        """Say more of it."""
+        if self._open is not None:
+            self._open.set(**attributes)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if self._open is not None:
+            self._open.__exit__(kind, error, None)
+            self._open = None
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+    def __call__(self, function: F) -> F:
+        """The function, each call of it a phase; coroutines and generators for as long as they run."""
+        return _wrapped(function, lambda: AnyPhase(self._name, self._attributes))
+
+
+def _wrapped(function: F, phase: Callable[[], AnyPhase]) -> F:
+    wrapper: Any
+    if iscoroutinefunction(function):
+
+        @wraps(function)
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with phase():
+                return await function(*args, **kwargs)
+
+    elif isasyncgenfunction(function):
+
+        @wraps(function)
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with phase():
+                async with contextlib.aclosing(function(*args, **kwargs)) as items:
+                    async for item in items:
+                        yield item
+
+    elif isgeneratorfunction(function):
+
+        @wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with phase():
+                return (yield from function(*args, **kwargs))
+
+    else:
+
+        @wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with phase():
+                return function(*args, **kwargs)
+
+    typed: F = wrapper
+    return typed

@@ -28,6 +28,7 @@ WORDS = {
     "model": s.REQUEST_MODEL,
     "max_tokens": s.REQUEST_MAX_TOKENS,
     "streaming": s.REQUEST_STREAM,
+    "choices": s.REQUEST_CHOICES,
     "finish_reasons": s.RESPONSE_FINISH_REASONS,
     "prompt_tokens": s.INPUT_TOKENS,
     "output_tokens": s.OUTPUT_TOKENS,
@@ -158,13 +159,14 @@ def _tokens(request: Request, stream: Stream, *, counted: bool) -> dict[str, Any
     if not times:
         return {}
     first = times[0]
-    pairs: dict[str, Any] = {
-        s.FIRST_TOKEN_NS: first + request.wall_ns - request.start_ns,
-        s.TOKEN_TIMES_US: [(time - first) // 1000 for time in times],
-    }
+    pairs: dict[str, Any] = {s.FIRST_TOKEN_NS: first + request.wall_ns - request.start_ns}
+    several = request.attributes.get("choices")
+    if isinstance(several, int) and several > 1 and len(request.streams) == 1:
+        return pairs  # emissions of several streams, nobody says of which
+    pairs[s.TOKEN_TIMES_US] = [(time - first) // 1000 for time in times]
     if stream.counts is not None:
         pairs[s.TOKEN_COUNTS] = list(stream.counts)
-    if not counted:
+    if not counted and request.attributes.get("emission") != "chunk":
         pairs[s.OUTPUT_TOKENS] = _emitted(stream)
     return pairs
 

@@ -160,6 +160,8 @@ class Recorder:
                 batch = [
                     self._queue.popleft() for _ in range(min(BATCH_REQUESTS, len(self._queue)))
                 ]
+                for request in batch:
+                    _settle(request)
                 self._export([request for request in batch if self._sampling.keeps(request)])
 
     def _export(self, requests: list[Request]) -> None:
@@ -174,6 +176,16 @@ class Recorder:
             self.failures += 1
             if self.failures == 1:
                 _log.warning("pdtrace: traces are not written: %s", error)
+
+
+def _settle(request: Request) -> None:
+    """What was put off on the serving thread; what cannot be read tells nothing."""
+    for work in request.later:
+        try:
+            work()
+        except Exception:
+            _log.debug("pdtrace: part of a request not understood", exc_info=True)
+    request.later.clear()
 
 
 _living: weakref.WeakSet[Recorder] = weakref.WeakSet()

@@ -128,6 +128,7 @@ class Request:
         "end_ns",
         "ended",
         "error",
+        "later",
         "links",
         "parent",
         "phases",
@@ -139,7 +140,7 @@ class Request:
         "token",
         "trace_id",
         "wall_ns",
-    )  # fmt: skip
+    )
 
     def __init__(
         self, recorder: Recorder | Off, parent: Parent | None, attributes: Attributes
@@ -155,6 +156,7 @@ class Request:
         self.streams = [self.stream]
         self.token = self.stream.token  # one call less for each token
         self.links: list[Parent] = []
+        self.later: list[Callable[[], None]] = []  # what the recorder's thread still has to read
         self.error: str | None = None
         self.ended = False
         self.end_ns = 0

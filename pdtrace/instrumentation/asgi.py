@@ -1,0 +1,146 @@
+"""ASGI middleware for OpenAI-compatible servers and routers: one request span a call, every chunk timed.
+
+`app.add_middleware(PdtraceMiddleware, role="router")`, or by import path where a server takes one
+(`--middleware pdtrace.instrumentation.asgi.PdtraceMiddleware`). Bytes pass through untouched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from functools import partial
+from typing import Any
+
+from pdtrace.instrumentation import answers, api
+from pdtrace.instrumentation.requests import Request
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+# Calls that make tokens, below any prefix; health checks and metrics are none.
+PATHS = re.compile(
+    r"/(chat/completions|completions|responses|messages|generate|generate_stream|inference)/?$"
+)
+_CLIENT_LEFT = "http.disconnect"
+
+
+class PdtraceMiddleware:
+    """Wraps an ASGI application; does nothing until `pdtrace.instrument()` was called."""
+
+    def __init__(
+        self, app: App, role: str | None = None, paths: str | re.Pattern[str] = PATHS
+    ) -> None:
+        self.app = app
+        self.role = role
+        self.paths = re.compile(paths)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if (
+            scope["type"] != "http"
+            or scope.get("method") != "POST"
+            or not api.instrumented()
+            or not self.paths.search(scope.get("path", ""))
+            or scope.get("pdtrace")
+        ):
+            await self.app(scope, receive, send)
+            return
+        scope["pdtrace"] = True  # a second middleware further in must not count the call again
+        headers = _headers(scope.get("headers", ()))
+        request = api.request(headers, emission="chunk")
+        if self.role is not None:
+            request.set(role=self.role)
+        call = _Call(request, receive, send)
+        with request:
+            await self.app(scope, call.receive, call.send)
+            if call.left and not call.complete:
+                request.end(aborted=True)
+
+
+class _Call:
+    """One call: passes messages on in both directions and marks what they tell."""
+
+    __slots__ = (
+        "_answer", "_answer_bytes", "_body", "_body_bytes", "_events", "_receive", "_send", "complete", "left", "request",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, receive: Receive, send: Send) -> None:
+        self.request = request
+        self.left = False
+        self.complete = False
+        self._receive = receive
+        self._send = send
+        self._body: list[bytes] | None = []
+        self._body_bytes = 0
+        self._answer: list[bytes] | None = None
+        self._answer_bytes = 0
+        self._events: answers.EventStream | None = None
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        kind = message["type"]
+        if kind == "http.request":
+            self._asked(message)
+        elif kind == _CLIENT_LEFT:
+            self.left = True
+        return message
+
+    def _asked(self, message: Message) -> None:
+        if self._body is None:
+            return
+        body = message.get("body") or b""
+        self._body_bytes += len(body)
+        if self._body_bytes > answers.KEPT_BODY_BYTES:
+            self._body = None
+            return
+        self._body.append(body)
+        if not message.get("more_body"):
+            self.request.later.append(partial(answers.asked, self.request, b"".join(self._body)))
+            self._body = None
+
+    async def send(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "http.response.start":
+            self._started(message)
+        elif kind == "http.response.body":
+            self._answered(message)
+        await self._send(message)
+
+    def _started(self, message: Message) -> None:
+        status = message.get("status")
+        self.request.attributes["http_status"] = status
+        headers = _headers(message.get("headers", ()))
+        kind = headers.get("content-type", "")
+        if headers.get("content-encoding", "identity") != "identity":
+            return  # compressed further in: its events cannot be seen here
+        if kind.startswith("text/event-stream"):
+            self._events = answers.EventStream(self.request)
+            self.request.later.append(self._events.settle)
+        elif "json" in kind:
+            self._answer = []
+        if "request_id" not in self.request.attributes and "x-request-id" in headers:
+            self.request.attributes["request_id"] = headers["x-request-id"]
+
+    def _answered(self, message: Message) -> None:
+        body = message.get("body") or b""
+        self.complete = not message.get("more_body")
+        if self._events is not None:
+            self._events.feed(body)
+        elif self._answer is not None:
+            self._answer_bytes += len(body)
+            if self._answer_bytes > answers.KEPT_BODY_BYTES:
+                self._answer = None
+                return
+            self._answer.append(body)
+            if self.complete:
+                whole = b"".join(self._answer)
+                self.request.later.append(partial(answers.answered, self.request, whole))
+                self._answer = None
+
+
+def _headers(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    return {
+        bytes(key).decode("latin-1").lower(): bytes(value).decode("latin-1") for key, value in pairs
+    }

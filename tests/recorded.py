@@ -1,0 +1,43 @@
+"""What instrumented code recorded, for tests: an exporter that keeps it, spans by name, plain attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pdtrace.instrumentation import encode
+from pdtrace.instrumentation.requests import Request
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+PARENT = f"00-{TRACE}-{SPAN}-01"
+
+
+class Kept:
+    """An exporter that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.dropped = 0
+
+    def export(self, requests: Sequence[Request], dropped: int) -> None:
+        self.requests += requests
+        self.dropped = dropped
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def spans(self) -> list[dict[str, Any]]:
+        return [span for request in self.requests for span in encode.spans(request)]
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        return [span for span in self.spans if span["name"] == name]
+
+
+def attributes(span: dict[str, Any]) -> dict[str, Any]:
+    return {pair["key"]: plain(pair["value"]) for pair in span["attributes"]}
+
+
+def plain(value: dict[str, Any]) -> Any:
+    ((kind, inner),) = value.items()
+    return [plain(item) for item in inner["values"]] if kind == "arrayValue" else inner

@@ -1,0 +1,152 @@
+"""Calls of httpx and aiohttp: hops inside a request, requests of their own outside; answers unchanged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import httpx
+import pytest
+import uvicorn
+from recorded import Kept, attributes
+
+import pdtrace
+from pdtrace import instrumentation as pdt
+from pdtrace.instrumentation import aiohttp_client, httpx_client
+
+HEADERS: list[dict[str, str]] = []
+STREAM = b"".join(
+    [
+        b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n',
+        b'data: {"choices":[{"delta":{"content":"secret"}}]}\n\n',
+        b'data: {"choices":[{"delta":{"content":"b"},"finish_reason":"stop"}]}\n\n',
+        b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2}}\n\n',
+        b"data: [DONE]\n\n",
+    ]
+)
+
+
+async def served(scope: Any, receive: Any, send: Any) -> None:
+    if scope["type"] != "http":
+        return
+    HEADERS.append({k.decode(): v.decode() for k, v in scope["headers"]})
+    await receive()
+    kind = b"text/event-stream"
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]})
+    for line in STREAM.split(b"\n\n")[:-1]:
+        await send({"type": "http.response.body", "body": line + b"\n\n", "more_body": True})
+        await asyncio.sleep(0.002)
+    await send({"type": "http.response.body", "body": b""})
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        config = uvicorn.Config(served, log_level="error", lifespan="off")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{port}/v1/completions"
+        server.should_exit = True
+        thread.join(10)
+
+
+@pytest.fixture
+def kept() -> Iterator[Kept]:
+    exporter = Kept()
+    pdtrace.instrument(service="test", exporter=exporter)
+    httpx_client.instrument()
+    aiohttp_client.instrument()
+    HEADERS.clear()
+    yield exporter
+    httpx_client.uninstrument()
+    aiohttp_client.uninstrument()
+    pdtrace.uninstrument()
+
+
+def with_httpx(url: str) -> bytes:
+    return httpx.post(url, json={"model": "m", "stream": True}).content
+
+
+def with_async_httpx(url: str) -> bytes:
+    async def run() -> bytes:
+        async with httpx.AsyncClient() as client:
+            return (await client.post(url, json={"model": "m", "stream": True})).content
+
+    return asyncio.run(run())
+
+
+def with_aiohttp(url: str) -> bytes:
+    async def run() -> bytes:
+        async with aiohttp.ClientSession() as session, session.post(url, json={}) as answer:
+            return await answer.read()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("call", [with_httpx, with_async_httpx, with_aiohttp])
+def test_inside_a_request_a_call_is_a_hop(kept: Kept, url: str, call: Any) -> None:
+    with pdt.request(role="router") as request:
+        assert call(url) == STREAM
+    pdt.flush()
+    (hop,) = kept.named("pdtrace.dispatch")
+    assert HEADERS[0]["traceparent"] == f"00-{request.trace_id}-{hop['spanId']}-01"
+    said = attributes(hop)
+    assert said["http.response.status_code"] == "200"
+    assert said["pdtrace.router.worker"] == url.split("/")[2]
+    # it lasts as long as the answer, not only until its headers
+    assert int(hop["endTimeUnixNano"]) - int(hop["startTimeUnixNano"]) > 8_000_000
+    assert len(kept.named("pdtrace.request")) == 1
+
+
+@pytest.mark.parametrize("call", [with_httpx, with_async_httpx])
+def test_outside_of_one_it_is_a_request_seen_by_the_client(kept: Kept, url: str, call: Any) -> None:
+    assert call(url) == STREAM
+    pdt.flush()
+    (span,) = kept.named("pdtrace.request")
+    said = attributes(span)
+    assert span["spanId"] in HEADERS[0]["traceparent"]
+    assert said["pdtrace.worker.role"] == "client"
+    assert said["gen_ai.request.model"] == "m"
+    assert said["gen_ai.usage.output_tokens"] == "2"
+    assert len(said["pdtrace.token.times_us"]) == 2
+    assert "secret" not in json.dumps(kept.spans)
+
+
+def test_a_call_that_stops_reading_is_an_abort_unless_the_stream_was_done(
+    kept: Kept, url: str
+) -> None:
+    with httpx.stream("POST", url, json={}) as answer:
+        next(answer.iter_raw())
+    with httpx.stream("POST", url, json={}) as answer:
+        for line in answer.iter_lines():
+            if line == "data: [DONE]":
+                break
+    pdt.flush()
+    aborted = [attributes(s).get("pdtrace.aborted", False) for s in kept.named("pdtrace.request")]
+    assert aborted == [True, False]
+
+
+def test_a_server_that_is_not_there_is_a_failure_and_the_error_is_httpx_own(kept: Kept) -> None:
+    with pytest.raises(httpx.ConnectError):
+        httpx.post("http://127.0.0.1:9/v1/completions", json={})
+    pdt.flush()
+    (span,) = kept.named("pdtrace.request")
+    assert attributes(span)["error.type"] == "ConnectError"
+
+
+def test_after_uninstrument_nothing_is_added(url: str) -> None:
+    HEADERS.clear()
+    for call in (with_httpx, with_aiohttp):
+        assert call(url) == STREAM
+    assert all("traceparent" not in headers for headers in HEADERS)

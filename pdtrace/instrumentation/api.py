@@ -19,15 +19,17 @@ import atexit
 import logging
 import os
 import socket
+import sys
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from pdtrace import __version__
 from pdtrace import semconv as s
 from pdtrace.instrumentation import _context
-from pdtrace.instrumentation.recorder import Exporter, Off, Recorder, Sampling
+from pdtrace.instrumentation.recorder import Exporter, Off, Opener, Recorder, Sampling
 from pdtrace.instrumentation.requests import AnyPhase, Request, current
 
 _log = logging.getLogger("pdtrace.instrumentation")
@@ -47,12 +49,14 @@ def instrument(
     ratio: float | None = None,
     slow_ttft_ms: float | None = None,
     slow_ms: float | None = None,
+    endpoint: str | None = None,
     exporter: Exporter | None = None,
 ) -> None:
     """Record requests of this process; a second call warns and changes nothing.
 
-    Traces go to OTLP files below `folder` (environment PDTRACE_FOLDER, default `pdtrace-traces`),
-    or to `exporter`. `service` (OTEL_SERVICE_NAME) and `role` (PDTRACE_ROLE: gateway, router,
+    Traces go to OTLP files below `folder` (environment PDTRACE_FOLDER), to the OTLP `endpoint`
+    (OTEL_EXPORTER_OTLP_ENDPOINT; needs `pdtrace[otlp]`) or to `exporter`; where none of these is
+    given, into the application's own TracerProvider if it has one, else to `pdtrace-traces`. `service` (OTEL_SERVICE_NAME) and `role` (PDTRACE_ROLE: gateway, router,
     frontend, prefill, decode, aggregated) name the process. `ratio` (PDTRACE_RATIO) keeps that
     share of the requests; failed ones, and those slower than the limits, are kept anyway.
     Never raises: what cannot be done is logged.
@@ -69,21 +73,48 @@ def instrument(
                 _number(slow_ms, "PDTRACE_SLOW_MS", None),
             )
             role = role or os.environ.get("PDTRACE_ROLE") or None
-            where = os.fspath(folder or os.environ.get("PDTRACE_FOLDER") or FOLDER)
+            make, opener = _way_out(folder, endpoint, exporter, partial(resource, service, role))
             _defaults.clear()
             if role is not None:
                 _defaults["role"] = role
-
-            def make() -> Exporter:
-                from pdtrace.instrumentation.files import OtlpFiles
-
-                # Made in the process that writes: a forked worker has its own id and instance.
-                return exporter or OtlpFiles(where, resource(service, role), __version__)
-
-            _recorder = Recorder(make, sampling)
+            _recorder = Recorder(make, sampling, opener=opener)
             atexit.register(_recorder.close)
     except Exception:
         _log.warning("pdtrace: not instrumented", exc_info=True)
+
+
+def _way_out(
+    folder: str | os.PathLike[str] | None,
+    endpoint: str | None,
+    exporter: Exporter | None,
+    described: Callable[[], dict[str, Any]],
+) -> tuple[Callable[[], Exporter], Opener | None]:
+    """(what makes the exporter, what numbers the spans). Made in the process that writes: a forked
+    worker has its own id and instance."""
+    if exporter is not None:
+        return lambda: exporter, None
+    folder = folder or os.environ.get("PDTRACE_FOLDER")
+    endpoint = endpoint or (None if folder else os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"))
+    if folder is None and endpoint is None and "opentelemetry.sdk.trace" in sys.modules:
+        from pdtrace.instrumentation.sdk import Bridge, application_provider
+
+        provider = application_provider()
+        if provider is not None:
+            bridge = Bridge(provider, __version__)
+            return lambda: bridge, bridge
+    if endpoint is not None:
+        from pdtrace.instrumentation.sdk import Endpoint, otlp_exporter
+
+        otlp_exporter(endpoint).shutdown()  # a missing package is told now
+        return lambda: Endpoint(otlp_exporter(endpoint), described(), __version__), None
+    where = os.fspath(folder or FOLDER)
+
+    def files() -> Exporter:
+        from pdtrace.instrumentation.files import OtlpFiles
+
+        return OtlpFiles(where, described(), __version__)
+
+    return files, None
 
 
 def uninstrument() -> None:

@@ -115,6 +115,7 @@ def _phase_span(request: Request, phase: tuple[str, int, int, dict[str, Any], st
     name, start, end, attributes, error = phase
     attributes = dict(attributes)
     span_id = attributes.pop("span_id", None) or new_span_id()
+    started = attributes.pop("_span", None)  # by the application's SDK
     known = _PHASE_SPANS.get(name)
     if known is None:
         known = _NEAREST.get(model.PHASE_DETAILS.get(name, ""), s.SPAN_PHASE)
@@ -124,6 +125,8 @@ def _phase_span(request: Request, phase: tuple[str, int, int, dict[str, Any], st
         pairs[s.ERROR_TYPE] = error
     kind = _CLIENT if name == "dispatch" else _INTERNAL
     span = _span(request, known, span_id, request.span_id, (kind, start, end), pairs)
+    if started is not None:
+        span["_span"] = started
     if error is not None:
         span["status"] = {"code": _ERROR}
     return span

@@ -15,9 +15,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from pdtrace.instrumentation.requests import Request
+from pdtrace.instrumentation.requests import Hop, Request
 
 _log = logging.getLogger("pdtrace.instrumentation")
 QUEUE_REQUESTS = 8192  # finished requests that wait for the thread; more are dropped
@@ -34,6 +34,22 @@ class Exporter(Protocol):
 
     def close(self) -> None:
         """Write what is left and let go."""
+
+
+class Opener(Protocol):
+    """Gives requests and hops their ids where somebody else numbers spans (the application's SDK)."""
+
+    def open(self, request: Request) -> None:
+        """Set trace_id, span_id, sampled and span."""
+
+    def hop(self, hop: Hop) -> None:
+        """Set span_id."""
+
+    def enter(self, request: Request) -> Any:
+        """Make the request's span the current one; what `leave` needs."""
+
+    def leave(self, entered: Any) -> None:
+        """Make the span before it the current one again."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +87,7 @@ class Off:
     """The recorder while nothing is instrumented: takes requests and forgets them."""
 
     enabled = False
+    opener = None
 
     def put(self, request: Request) -> None:
         """Forget it."""
@@ -87,7 +104,9 @@ class Recorder:
         sampling: Sampling | None = None,
         queue_requests: int = QUEUE_REQUESTS,
         interval_s: float = INTERVAL_S,
+        opener: Opener | None = None,
     ) -> None:
+        self.opener = opener
         self.dropped = 0
         self.failures = 0
         self._make_exporter = make_exporter

@@ -106,7 +106,11 @@ class Hop(Phase):
 
     def __init__(self, request: Request, attributes: Attributes) -> None:
         super().__init__(request, "dispatch", attributes)
-        self.span_id = new_span_id()
+        opener = request.recorder.opener
+        if opener is None:
+            self.span_id = new_span_id()
+        else:
+            opener.hop(self)
         attributes["span_id"] = self.span_id
 
     def inject(self, headers: MutableMapping[str, str]) -> MutableMapping[str, str]:
@@ -123,6 +127,7 @@ class Request:
     """
 
     __slots__ = (
+        "_attached",
         "_token",
         "attributes",
         "end_ns",
@@ -133,6 +138,8 @@ class Request:
         "parent",
         "phases",
         "recorder",
+        "sampled",
+        "span",
         "span_id",
         "start_ns",
         "stream",
@@ -148,8 +155,13 @@ class Request:
         self.wall_ns, self.start_ns = time_ns(), perf_counter_ns()
         self.recorder = recorder
         self.parent = parent
-        self.trace_id = parent.trace_id if parent is not None else new_trace_id()
-        self.span_id = new_span_id()
+        self.span: Any = None  # the SDK's, where the application has a TracerProvider
+        self.sampled = True
+        if recorder.opener is None:
+            self.trace_id = parent.trace_id if parent is not None else new_trace_id()
+            self.span_id = new_span_id()
+        else:
+            recorder.opener.open(self)
         self.attributes = attributes
         self.phases: list[tuple[str, int, int, Attributes, str | None]] = []
         self.stream = Stream()
@@ -161,6 +173,7 @@ class Request:
         self.ended = False
         self.end_ns = 0
         self._token: Token[Request | None] | None = None
+        self._attached: Any = None
 
     def set(self, **attributes: Any) -> None:
         """Say more of the request: model, prompt_tokens, cached_tokens, output_tokens, request_id, ..."""
@@ -201,7 +214,7 @@ class Request:
     @property
     def traceparent(self) -> str:
         """This request as a W3C traceparent."""
-        return f"00-{self.trace_id}-{self.span_id}-01"
+        return f"00-{self.trace_id}-{self.span_id}-{self.sampled:02x}"
 
     def inject(self, headers: MutableMapping[str, str]) -> MutableMapping[str, str]:
         """Add the traceparent header of this request; the same headers, for chaining."""
@@ -211,7 +224,7 @@ class Request:
         if not self.recorder.enabled:
             return headers
         with contextlib.suppress(Exception):  # headers that cannot be written are the caller's
-            headers[TRACEPARENT] = f"00-{self.trace_id}-{span_id}-01"
+            headers[TRACEPARENT] = f"00-{self.trace_id}-{span_id}-{self.sampled:02x}"
         return headers
 
     def end(self, error: str | BaseException | None = None, *, aborted: bool = False) -> None:
@@ -228,6 +241,8 @@ class Request:
 
     def __enter__(self) -> Self:
         self._token = _current.set(self)
+        if self.span is not None and self.recorder.opener is not None:
+            self._attached = self.recorder.opener.enter(self)
         return self
 
     def __exit__(
@@ -238,6 +253,8 @@ class Request:
             with contextlib.suppress(ValueError):
                 _current.reset(self._token)
             self._token = None
+            if self._attached is not None and self.recorder.opener is not None:
+                self.recorder.opener.leave(self._attached)
         if kind is not None and _left(kind):
             self.end(aborted=True)
         else:

@@ -1,0 +1,108 @@
+"""Through OpenTelemetry's SDK: the application's TracerProvider, and OTLP endpoints."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from recorded import PARENT, SPAN, TRACE
+
+import pdtrace
+from pdtrace import instrumentation as pdt
+from pdtrace.instrumentation import sdk
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+    """The application's provider, without making it global for the other tests."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    yield exporter
+    pdtrace.uninstrument()
+    provider.shutdown()
+
+
+def test_requests_go_into_the_applications_provider(memory: InMemorySpanExporter) -> None:
+    pdtrace.instrument(role="router")
+    tracer = trace.get_tracer_provider().get_tracer("app")
+    with pdt.request({"traceparent": PARENT}, model="m") as request:
+        with tracer.start_as_current_span("own"):
+            pass
+        with request.phase("queue"):
+            pass
+        with request.dispatch() as hop:
+            headers = hop.inject({})
+        request.token()
+    assert trace.get_current_span() is trace.INVALID_SPAN
+    pdt.flush()
+    spans = {span.name: span for span in memory.get_finished_spans()}
+    assert set(spans) == {"pdtrace.request", "pdtrace.queue", "pdtrace.dispatch", "own"}
+    root = spans["pdtrace.request"]
+    assert f"{root.context.trace_id:032x}" == TRACE
+    assert root.parent is not None
+    assert f"{root.parent.span_id:016x}" == SPAN
+    for name in ("own", "pdtrace.queue", "pdtrace.dispatch"):
+        assert spans[name].parent.span_id == root.context.span_id
+    assert (
+        headers["traceparent"].split("-")[2] == f"{spans['pdtrace.dispatch'].context.span_id:016x}"
+    )
+    assert root.attributes["gen_ai.request.model"] == "m"
+    assert root.attributes["pdtrace.token.times_us"] == (0,)
+    assert root.start_time <= spans["pdtrace.queue"].start_time <= root.end_time
+
+
+def test_the_applications_sampler_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = TracerProvider(sampler=ALWAYS_OFF)
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    pdtrace.instrument()
+    with pdt.request() as request:
+        assert request.inject({})["traceparent"].endswith("-00")
+    pdtrace.uninstrument()
+
+
+def test_spans_reach_an_otlp_endpoint() -> None:
+    bodies: list[bytes] = []
+
+    class Collector(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(self.rfile.read(int(self.headers["content-length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Collector) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        pdtrace.instrument(endpoint=f"http://127.0.0.1:{server.server_port}", service="s")
+        with pdt.request({"traceparent": PARENT}, model="m") as request, request.phase("decode"):
+            request.token()
+        pdtrace.uninstrument()
+        server.shutdown()
+    (message,) = [ExportTraceServiceRequest.FromString(body) for body in bodies]
+    (resource_spans,) = message.resource_spans
+    names = {a.key: a.value.string_value for a in resource_spans.resource.attributes}
+    assert names["service.name"] == "s"
+    spans = {span.name: span for span in resource_spans.scope_spans[0].spans}
+    assert set(spans) == {"pdtrace.request", "pdtrace.decode"}
+    assert spans["pdtrace.request"].trace_id.hex() == TRACE
+    assert spans["pdtrace.request"].parent_span_id.hex() == SPAN
+    assert spans["pdtrace.decode"].parent_span_id == spans["pdtrace.request"].span_id
+
+
+def test_both_protocols_have_an_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    exporter = sdk.otlp_exporter("http://127.0.0.1:9")
+    assert "grpc" in type(exporter).__module__
+    exporter.shutdown()

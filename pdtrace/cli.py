@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import click
 
-from pdtrace import __version__, _commands_data, _commands_diagnosis
+from pdtrace import __version__, _commands_data, _commands_diagnosis, _commands_run
 from pdtrace._door import FINE, OUR_ERROR, USAGE
 from pdtrace.errors import REPORT, BadOption, PdtraceError, in_one_line, printable
 
@@ -65,6 +65,7 @@ _COMMANDS = (
     _commands_data.ingest,
     _commands_data.sources,
     _commands_data.schema,
+    _commands_run.run,
     _commands_diagnosis.demo,
 )
 for _command in _COMMANDS:

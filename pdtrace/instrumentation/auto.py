@@ -1,0 +1,123 @@
+"""Instrumentation without code changes: `pdtrace run -- COMMAND`, `opentelemetry-instrument`.
+
+Each target is instrumented when the program imports it; what it never imports costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pdtrace.instrumentation import api
+
+_log = logging.getLogger("pdtrace.instrumentation")
+
+# module of the program -> ours with instrument() and uninstrument()
+TARGETS = {
+    "uvicorn": "pdtrace.instrumentation.uvicorn_server",
+    "httpx": "pdtrace.instrumentation.httpx_client",
+    "aiohttp": "pdtrace.instrumentation.aiohttp_client",
+}
+
+
+def activate() -> None:
+    """Record this process, and instrument each target once it is imported."""
+    api.instrument()
+    waiting = {name for name in TARGETS if name not in sys.modules}
+    for name in TARGETS.keys() - waiting:
+        _instrument(name)
+    if waiting:
+        sys.meta_path.insert(0, _Finder(waiting))
+
+
+def deactivate() -> None:
+    """Take everything off again."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+    for name, module in TARGETS.items():
+        if name in sys.modules and module in sys.modules:
+            sys.modules[module].uninstrument()
+    api.uninstrument()
+
+
+class PdtraceInstrumentor:
+    """What `opentelemetry-instrument` finds under the entry point group `opentelemetry_instrumentor`."""
+
+    def instrument(self, **_: Any) -> None:
+        """Record this process."""
+        activate()
+
+    def uninstrument(self, **_: Any) -> None:
+        """And no longer."""
+        deactivate()
+
+
+def _instrument(name: str) -> None:
+    try:
+        importlib.import_module(TARGETS[name]).instrument()
+    except Exception:
+        _log.warning("pdtrace: %s is not instrumented", name, exc_info=True)
+
+
+class _Finder(MetaPathFinder):
+    """Lets the others find a module, and has it instrumented after it was executed."""
+
+    def __init__(self, names: set[str]) -> None:
+        self._names = names
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._names:
+            return None
+        self._names.discard(fullname)
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _After(spec.loader, fullname)
+                return spec
+        return None
+
+
+class _After(Loader):
+    """The module's own loader, and then the instrumentation."""
+
+    def __init__(self, loader: Loader, name: str) -> None:
+        self._loader = loader
+        self._name = name
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        _instrument(self._name)
+
+
+def environment(
+    base: Mapping[str, str], folder: str, role: str | None = None, service: str | None = None
+) -> dict[str, str]:
+    """The environment in which a Python program, and those that it starts, are recorded."""
+    site = str(Path(__file__).with_name("_site"))
+    path = base.get("PYTHONPATH")
+    changed = {
+        "PDTRACE_RUN": "1",
+        "PDTRACE_FOLDER": folder,
+        "PYTHONPATH": site if not path else site + os.pathsep + path,
+    }
+    if role is not None:
+        changed["PDTRACE_ROLE"] = role
+    if service is not None:
+        changed["OTEL_SERVICE_NAME"] = service
+    return {**base, **changed}

@@ -1,0 +1,118 @@
+"""`pdtrace run` records a server that knows nothing of pdtrace, and leaves everything else as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+from recorded import attributes
+
+SERVER = """
+import sys, uvicorn
+
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        while True:
+            message = await receive()
+            await send({"type": message["type"] + ".complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+    await receive()
+    head = [(b"content-type", b"text/event-stream")]
+    await send({"type": "http.response.start", "status": 200, "headers": head})
+    for text in (b"a", b"b"):
+        body = b'data: {"choices":[{"text":"' + text + b'"}]}\\n\\n'
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+    await send({"type": "http.response.body", "body": b"data: [DONE]\\n\\n"})
+
+if __name__ == "__main__":
+    config = uvicorn.Config(app, port=0, log_level="error")
+    server = uvicorn.Server(config)
+    import asyncio, socket
+    listener = socket.socket(); listener.bind(("127.0.0.1", 0))
+    print(listener.getsockname()[1], flush=True)
+    server.run(sockets=[listener])
+"""
+
+
+def spans(folder: Path) -> list[dict[str, Any]]:
+    messages = [
+        json.loads(line)
+        for path in folder.glob("*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+    return [
+        span
+        for message in messages
+        for span in message["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    ]
+
+
+def test_a_server_is_recorded_without_changing_its_code(tmp_path: Path) -> None:
+    script = tmp_path / "server.py"
+    script.write_text(SERVER)
+    other = tmp_path / "site"
+    other.mkdir()
+    (other / "sitecustomize.py").write_text("import os; os.environ['THEIRS'] = '1'\n")
+    command = [sys.executable, "-m", "pdtrace", "run", "-o", str(tmp_path / "traces"), "--role", "aggregated", "--", sys.executable, str(script)]  # fmt: skip
+    path = os.pathsep.join([str(other), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path})  # fmt: skip
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        for _ in range(100):
+            try:
+                answer = httpx.post(url, json={"model": "m"}, timeout=10)
+                break
+            except httpx.ConnectError:
+                time.sleep(0.1)
+        assert answer.content.count(b"data:") == 3
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert "traces go to" in said
+    (span,) = spans(tmp_path / "traces")
+    told = attributes(span)
+    assert told["gen_ai.request.model"] == "m"
+    assert told["pdtrace.worker.role"] == "aggregated"
+    assert len(told["pdtrace.token.times_us"]) == 2
+
+
+def test_programs_start_as_before_and_find_their_own_sitecustomize(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("theirs = 1\n")
+    code = "import sitecustomize, sys; print(sitecustomize.theirs, 'httpx' in sys.modules, sys.argv[1:])"
+    command = [sys.executable, "-m", "pdtrace", "run", "--", sys.executable, "-c", code, "--role", "x"]  # fmt: skip
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, timeout=60, check=True)  # fmt: skip
+    assert run.stdout.strip() == "1 False ['--role', 'x']"
+    assert not (tmp_path / "pdtrace-traces").exists()  # nothing was served
+
+
+def test_a_command_that_is_not_there_is_one_clear_error() -> None:
+    command = [sys.executable, "-m", "pdtrace", "run", "--", "no-such-program"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 2
+    assert "no-such-program: No such file or directory" in run.stderr
+
+
+def test_what_is_imported_later_is_instrumented_once(tmp_path: Path) -> None:
+    code = """
+import sys
+from pdtrace.instrumentation import auto
+auto.activate()
+assert "httpx" not in sys.modules
+import httpx
+assert httpx.HTTPTransport.handle_request.__module__ == "pdtrace.instrumentation.httpx_client"
+assert type(httpx.__spec__.loader).__name__ == "SourceFileLoader"
+auto.deactivate()
+assert httpx.HTTPTransport.handle_request.__module__ == "httpx._transports.default"
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, timeout=60, check=True)

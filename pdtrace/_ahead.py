@@ -51,16 +51,9 @@ def _compute(connection: duckdb.DuckDBPyConnection, name: str) -> None:
 def _waves(names: list[str]) -> Iterator[list[str]]:
     """Names in groups, each after the groups that it needs."""
     while names:
-        ready = [n for n in names if not _needs(n) & set(names)]
+        ready = [n for n in names if not library.below(n) & set(names)]
         yield ready or names
         names = [n for n in names if n not in (ready or names)]
-
-
-def _needs(name: str) -> set[str]:
-    """Every query that this one reads, also through others."""
-    queries = library.queries()
-    direct = [need for need in queries[name].needs if need in queries]
-    return set(direct).union(*map(_needs, direct))
 
 
 def answers(

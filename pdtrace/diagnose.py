@@ -149,8 +149,9 @@ def diagnose(store: Store, slo: Slo | None = None) -> Diagnosis:
 
 def _diagnose(store: Store, slo: Slo) -> Diagnosis:
     problems = _problems(store)
-    store.ask_ahead([*_finding_queries(slo).items(), *((name, {}) for name in _ASKED)])
-    findings = _findings(store, slo, problems)
+    asked = _finding_queries(store, slo)
+    store.ask_ahead([*asked.items(), *((name, {}) for name in _ASKED)])
+    findings = _findings(store, asked, problems)
     latency = sorted(
         store.query("latency_by_observer").to_dicts(),
         key=lambda r: (_METRICS.index(r["metric"]), OBSERVERS.index(r["observer"])),
@@ -235,10 +236,12 @@ def _judged(
     return replace(deployment, verdict=wording.verdict(deployment, rows))
 
 
-def _findings(store: Store, slo: Slo, problems: list[str]) -> list[tuple[Finding, Row]]:
-    """The rows of every finding query, with their words."""
+def _findings(
+    store: Store, asked: Mapping[str, Mapping[str, object]], problems: list[str]
+) -> list[tuple[Finding, Row]]:
+    """The rows of these finding queries (parameters by name), with their words."""
     found: list[tuple[Finding, Row]] = []
-    for name, parameters in _finding_queries(slo).items():
+    for name, parameters in asked.items():
         try:
             rows = store.query(name, **parameters)
             found += [(wording.finding(name, row), row) for row in rows.iter_rows(named=True)]
@@ -249,14 +252,21 @@ def _findings(store: Store, slo: Slo, problems: list[str]) -> list[tuple[Finding
     return found
 
 
-def _finding_queries(slo: Slo) -> dict[str, dict[str, object]]:
-    """Every finding with those of its parameters that the user's limits set."""
+def _finding_queries(store: Store, slo: Slo) -> dict[str, dict[str, object]]:
+    """Every finding that can have rows, with those of its parameters that the user's limits set."""
     limits = {f"slo_{key}": value for key, value in vars(slo).items() if value is not None}
     return {
         query.name: {p.name: limits[p.name] for p in query.params if p.name in limits}
-        for query in library.queries().values()
-        if query.kind == "findings"
+        for query in _able(store)
     }
+
+
+def _able(store: Store) -> list[library.Query]:
+    """The findings whose condition (`when:` of their header) holds: planning the others is not worth it."""
+    findings = [query for query in library.queries().values() if query.kind == "findings"]
+    conditions = ", ".join(query.when or "true" for query in findings)
+    ((*holds,),) = store.rows(f"SELECT {conditions}")
+    return [query for query, able in zip(findings, holds, strict=True) if able]
 
 
 def _problems(store: Store) -> list[str]:

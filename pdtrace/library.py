@@ -63,6 +63,7 @@ class Query:
     params: tuple[Parameter, ...]
     columns: tuple[Column, ...]
     body: str
+    when: str = ""  # SQL condition without which there are no rows
 
     @property
     def ddl(self) -> str:
@@ -195,7 +196,7 @@ def parse_query(name: str, kind: Literal["views", "findings"], text: str) -> Que
     current = "title"
     sections[current] = [header[0].strip().removeprefix(f"{name}:").strip()]
     for line in header[1:]:
-        word = re.match(r"^ (grain|needs|params|columns):\s*(.*)$", line)
+        word = re.match(r"^ (grain|needs|when|params|columns):\s*(.*)$", line)
         if word:
             current = word[1]
             sections[current] = [word[2]] if word[2] else []
@@ -212,7 +213,15 @@ def parse_query(name: str, kind: Literal["views", "findings"], text: str) -> Que
             _column(line) for line in sections.get("columns", []) if _WIDE_GAP.search(line)
         ),
         body="\n".join(lines[count:]).strip().rstrip(";"),
+        when=" ".join(sections.get("when", [])),
     )
+
+
+@cache
+def below(name: str) -> frozenset[str]:
+    """Every query that this one reads, also through others."""
+    direct = [need for need in queries()[name].needs if need in queries()]
+    return frozenset(direct).union(*map(below, direct))
 
 
 def _words(text: str) -> list[str]:

@@ -9,6 +9,7 @@ from types import ModuleType
 import polars as pl
 import pytest
 
+from pdtrace import library
 from pdtrace.inputs import expand
 from pdtrace.sink import Account, Reading, SourceSink
 from pdtrace.store import Store
@@ -39,9 +40,20 @@ def store() -> Store:
     return Store()
 
 
+class CheckedStore(Store):
+    """A store that holds findings to their headers: no rows where the condition (`when:`) does not hold."""
+
+    def query(self, name: str, **parameters: object) -> pl.DataFrame:
+        rows = super().query(name, **parameters)
+        when = library.queries()[name].when if name in library.queries() else ""
+        assert not when or rows.is_empty() or self.scalar(f"SELECT {when}"), f"{name}: {when}"
+        return rows
+
+
 @pytest.fixture
-def con(store: Store) -> Store:
+def con() -> Store:
     """A store in memory with tables, views and findings."""
+    store = CheckedStore()
     store.install()
     return store
 

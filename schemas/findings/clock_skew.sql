@@ -11,6 +11,8 @@
 --
 -- grain:   one row per deployment
 -- needs:   clocks, partition_checks, requests, legs, intervals, deployment_sources
+-- when:    EXISTS (FROM clocks) OR EXISTS (FROM legs WHERE parent_span_id IS NOT NULL)
+--          OR EXISTS (FROM partition_checks WHERE clip_ns > 5000000 OR abs(negative_ns) > 1000)
 -- params:
 --   min_offset_ms      1     below a millisecond no phase that is shown changes
 --   max_half_width_ms  50    an offset known no better leaves phases across hosts open

@@ -9,6 +9,7 @@
 --
 -- grain:   one row per deployment
 -- needs:   steps, workers, phases, requests, deployment_sources
+-- when:    EXISTS (FROM steps)
 -- params:
 --   min_idle_ratio  0.2  a fifth of a worker's time
 --   min_wait_ratio  0.1  waits of a tenth of the idle time: below, idleness has another reason

@@ -8,6 +8,8 @@
 --
 -- grain:   one row per deployment
 -- needs:   requests, events, workers, legs, deployment_sources
+-- when:    EXISTS (FROM requests WHERE outcome IN ('failed', 'aborted'))
+--          OR EXISTS (FROM events WHERE kind = 'http_error')
 -- columns:
 --   deployment     VARCHAR    deployment
 --   severity       VARCHAR    critical, warning or info

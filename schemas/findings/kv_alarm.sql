@@ -6,6 +6,8 @@
 --
 -- grain:   one row per deployment
 -- needs:   events, samples, workers, legs, deployment_sources
+-- when:    EXISTS (FROM samples)
+--          OR EXISTS (FROM events WHERE kind IN ('kv_invalid', 'kv_expired', 'kv_failure'))
 -- columns:
 --   deployment     VARCHAR    deployment
 --   severity       VARCHAR    critical

@@ -8,6 +8,7 @@
 --
 -- grain:   one row per deployment
 -- needs:   steps, samples, workers, deployment_sources
+-- when:    EXISTS (FROM steps) OR EXISTS (FROM samples)
 -- params:
 --   high_ratio      0.9   above it an engine soon refuses or preempts; schedulers keep a few per cent free
 --   min_time_ratio  0.05  shorter peaks without waiting requests hurt nobody

@@ -6,6 +6,7 @@
 --
 -- grain:   one row per deployment
 -- needs:   requests, deployment_sources
+-- when:    EXISTS (FROM requests WHERE turn IS NOT NULL)
 -- params:
 --   max_reused_ratio  0.5  above half, eviction and new text explain the rest
 --   min_turns         20   fewer later turns are an anecdote

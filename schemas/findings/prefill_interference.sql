@@ -10,6 +10,7 @@
 --
 -- grain:   one row per deployment
 -- needs:   interference_steps, interference_step_losses, step_members, legs, requests, deployment_sources
+-- when:    EXISTS (FROM interference_steps)
 -- columns:
 --   deployment          VARCHAR    deployment
 --   severity            VARCHAR    warning or info

@@ -5,6 +5,7 @@
 --
 -- grain:   one row per deployment
 -- needs:   transfers, workers, legs, deployment_sources
+-- when:    EXISTS (FROM transfers)
 -- columns:
 --   deployment     VARCHAR    deployment
 --   severity       VARCHAR    critical or warning

@@ -7,7 +7,10 @@ migration took.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -19,44 +22,48 @@ if TYPE_CHECKING:
 _COARSE_NS = 100_000_000
 _ON_ITS_WAY = "first token made to first token seen"
 
-_BATCH_INTERVALS = 300_000  # intervals of one batch, on average
+BATCH_REQUESTS = 250_000
+_BATCH_INTERVALS = 1_000_000  # of one batch, on average
 
-# A batch is a slice of the requests by hash: it needs no order and no second copy of the tables.
+# A batch is a range of row numbers of `requests`: their number is what intervals are joined by.
 _WINDOWS = """
 SELECT rowid AS number, request, start_ns, end_ns, first_token_ns
 FROM requests
-WHERE start_ns IS NOT NULL AND end_ns IS NOT NULL AND {slice}
-ORDER BY start_ns, request
+WHERE start_ns IS NOT NULL AND end_ns IS NOT NULL AND {range}
+"""
+
+# Once for all batches. A table, not a CTE: DuckDB then knows that it is smaller than `intervals`
+# and builds its hash table on this side (measured on 100,000 requests: 0.25 s of 0.5).
+_REQUEST_LEGS = """
+CREATE OR REPLACE TEMP TABLE request_legs AS
+SELECT l.leg, l.request, r.rowid AS number, l.worker, l.role, l.first_token_ns, r.mode,
+       r.first_token_ns AS seen_ns,
+       l.container IS NOT TRUE AND coalesce(l.resolution_ns, 1) < {coarse_ns}
+         AND coalesce(l.first_token_delivered, l.role IS DISTINCT FROM 'prefill') AS delivers,
+       -- What a front end or router saw of the work of engines is the engines' time.
+       CASE WHEN l.observer IN ('frontend', 'router') THEN r.prefill_worker END AS prefill_worker,
+       CASE WHEN l.observer IN ('frontend', 'router') THEN r.decode_worker END AS decode_worker
+FROM legs l JOIN requests r USING (request)
+WHERE r.start_ns IS NOT NULL AND r.end_ns IS NOT NULL
 """
 
 # The decode leg of a P/D pair: a prefill leg of the same request ran elsewhere. A pair whose
 # workers are not both known counts as two workers, since two roles were told apart.
 _INTERVALS = """
-WITH request_legs AS (
-  SELECT l.leg, l.request, r.rowid AS number, l.worker, l.role, l.first_token_ns, r.mode,
-         r.first_token_ns AS seen_ns,
-         l.container IS NOT TRUE AND coalesce(l.resolution_ns, 1) < {coarse_ns}
-           AND coalesce(l.first_token_delivered, l.role IS DISTINCT FROM 'prefill') AS delivers,
-         -- What a front end or router saw of the work of engines is the engines' time.
-         CASE WHEN l.observer IN ('frontend', 'router') THEN r.prefill_worker END AS prefill_worker,
-         CASE WHEN l.observer IN ('frontend', 'router') THEN r.decode_worker END AS decode_worker
-  FROM legs l JOIN requests r USING (request)
-  WHERE r.start_ns IS NOT NULL AND r.end_ns IS NOT NULL AND {slice}
-),
-prefill_workers AS (
-  SELECT request, min(worker) AS first_worker, max(worker) AS last_worker,
+WITH prefill_workers AS (
+  SELECT number, min(worker) AS first_worker, max(worker) AS last_worker,
          count(*) > count(worker) AS some_unknown
-  FROM request_legs WHERE role = 'prefill' GROUP BY request
+  FROM request_legs WHERE role = 'prefill' GROUP BY number
 ),
 roles AS (
   SELECT l.*, l.role = 'decode' AND (
            l.mode = 'disaggregated'
-           OR (p.request IS NOT NULL AND (p.some_unknown OR l.worker IS NULL
+           OR (p.number IS NOT NULL AND (p.some_unknown OR l.worker IS NULL
                OR p.first_worker <> l.worker OR p.last_worker <> l.worker))
          ) AS pair_decode,
          -- The decode side of a pair whose other leg is not on record: its wait may hold the transfer.
-         l.role = 'decode' AND l.mode = 'unknown' AND p.request IS NULL AS lone_decode
-  FROM request_legs l LEFT JOIN prefill_workers p USING (request)
+         l.role = 'decode' AND l.mode = 'unknown' AND p.number IS NULL AS lone_decode
+  FROM request_legs l LEFT JOIN prefill_workers p USING (number)
 ),
 named AS (
   SELECT l.number, l.first_token_ns,
@@ -177,10 +184,11 @@ WHERE delivered AND coalesce(last_token_ns, end_ns) < coalesce(next_first_token_
 """
 
 # Remainders that came out negative (a system's parts exceed its whole), as a magnitude.
-_NEGATIVE = """
+_NEGATIVE_QUANTITY = "negative_remainder_ms"
+_NEGATIVE = f"""
 SELECT l.request, TRY_CAST(round(sum(abs(r.value)) * 1e6) AS BIGINT) AS negative_ns
 FROM reported r JOIN legs l USING (leg)
-WHERE r.quantity = 'negative_remainder_ms' AND r.value <> 0 AND l.request IS NOT NULL
+WHERE r.quantity = '{_NEGATIVE_QUANTITY}' AND r.value <> 0 AND l.request IS NOT NULL
 GROUP BY l.request
 """
 
@@ -197,35 +205,42 @@ UNION ALL SELECT 'worker', list(DISTINCT decode_worker) FROM requests
 """
 
 
-class Batches:
+Batch = tuple[pl.DataFrame, pl.DataFrame]
+
+
+@contextmanager
+def batches(store: Store, batch_requests: int) -> Iterator[Iterator[Batch]]:
     """The batches of a store, each a pair (windows, intervals) for phases.cut."""
+    counts = (store.count("requests") / batch_requests, store.count("intervals") / _BATCH_INTERVALS)
+    slices = max(1, math.ceil(max(counts)))
+    store.execute(_REQUEST_LEGS.format(coarse_ns=_COARSE_NS))
+    intervals = _INTERVALS.format(names=_coded(store), on_its_way=_ON_ITS_WAY)
+    if slices > 1:  # joined once for all batches, not once for each
+        store.execute(f"CREATE OR REPLACE TEMP TABLE request_intervals AS {intervals}")
+        intervals = "FROM request_intervals"
+    try:
+        yield _batches(store, intervals, slices)
+    finally:
+        store.execute("DROP TABLE IF EXISTS request_intervals")
+        store.execute("DROP TABLE request_legs")
 
-    def __init__(self, store: Store, batch_requests: int) -> None:
-        self._store = store
-        requests, intervals = store.count("requests"), store.count("intervals")
-        self._slices = max(1, -(-requests // batch_requests), -(-intervals // _BATCH_INTERVALS))
-        self._retries = store.sql(_RETRIES)
-        self._negative = store.sql(_NEGATIVE)
-        self._names = _coded(store)
 
-    def __iter__(self) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
-        for number in range(self._slices):
-            where = "true" if self._slices == 1 else f"hash(request) % {self._slices} = {number}"
-            windows = self._store.sql(_WINDOWS.format(slice=where))
-            intervals = self._store.sql(
-                _INTERVALS.format(
-                    slice=where, names=self._names, coarse_ns=_COARSE_NS, on_its_way=_ON_ITS_WAY
-                )
-            )
-            retries = self._retries.join(windows.select("request", "number"), on="request")
-            if retries.height:
-                texts = pl.col("detail", "worker", "basis", "semantics").cast(pl.String)
-                retries = retries.select(intervals.columns)
-                intervals = pl.concat([intervals.with_columns(texts), retries])
-            yield (
-                windows.join(self._negative, on="request", how="left", maintain_order="left"),
-                intervals,
-            )
+def _batches(store: Store, query: str, slices: int) -> Iterator[Batch]:
+    store.take_in("reported", pl.col("quantity") == _NEGATIVE_QUANTITY)
+    negative = store.connection.sql(_NEGATIVE).pl()  # not store.sql: the others stay aside
+    all_retries = store.sql(_RETRIES)
+    rows = store.scalar("SELECT max(rowid) + 1 FROM requests") or 0
+    edges = [rows * n // slices for n in range(slices + 1)]
+    for low, high in itertools.pairwise(edges):
+        windows = store.sql(_WINDOWS.format(range=f"rowid >= {low} AND rowid < {high}"))
+        part = f"WHERE number >= {low} AND number < {high}" if slices > 1 else ""
+        intervals = store.sql(f"FROM ({query}) {part}")
+        retries = all_retries.join(windows.select("request", "number"), on="request")
+        if retries.height:
+            texts = pl.col("detail", "worker", "basis", "semantics").cast(pl.String)
+            retries = retries.select(intervals.columns)
+            intervals = pl.concat([intervals.with_columns(texts), retries])
+        yield windows.join(negative, on="request", how="left", maintain_order="left"), intervals
 
 
 def _coded(store: Store) -> str:

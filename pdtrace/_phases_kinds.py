@@ -23,6 +23,7 @@ _RANKS = pl.DataFrame(
 )
 # Within one detail the better known interval keeps the time.
 _BASES = ("measured", "reported", "placed", "inferred", "upper_bound")
+WEAKNESS = {name: rank for rank, name in enumerate(_BASES)}
 _MANY = 1_000_000  # codes are counted in an array of this size at most, where kinds are few
 _UNATTRIBUTED = {"detail": "unattributed", "worker": None, "basis": "inferred", "semantics": None}
 

@@ -219,8 +219,8 @@ def parse_query(name: str, kind: Literal["views", "findings"], text: str) -> Que
 
 @cache
 def below(name: str) -> frozenset[str]:
-    """Every query that this one reads, also through others."""
-    direct = [need for need in queries()[name].needs if need in queries()]
+    """Every query and table that this one reads, also through others; nothing for a table."""
+    direct = queries()[name].needs if name in queries() else ()
     return frozenset(direct).union(*map(below, direct))
 
 

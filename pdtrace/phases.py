@@ -6,13 +6,13 @@ by batch from a store. Where intervals overlap, the order of model.PHASE_DETAILS
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import polars as pl
 
-from pdtrace._phases_input import Batches
-from pdtrace._phases_kinds import number_kinds
+from pdtrace._phases_input import BATCH_REQUESTS, batches
+from pdtrace._phases_kinds import WEAKNESS, number_kinds
 from pdtrace._phases_sweep import NOBODY, Intervals, Ints, Pieces, Windows, sweep
 from pdtrace.errors import SchemaMismatch
 from pdtrace.model import PHASE_DETAILS
@@ -23,18 +23,28 @@ if TYPE_CHECKING:
 _AXIS_LIMIT = 2.0**61  # windows laid end to end must stay inside 64-bit nanoseconds
 
 
-def partition(store: Store, *, batch_requests: int = 100_000) -> None:
-    """Fill the tables phases and partition_checks from requests, legs and intervals."""
-    store.execute("DELETE FROM phases")
-    store.execute("DELETE FROM partition_checks")
-    for windows, intervals in Batches(store, batch_requests):
-        phases, checks = cut(windows, intervals)
-        store.append("phases", phases)
-        store.append("partition_checks", checks)
+def partition(store: Store, *, batch_requests: int = BATCH_REQUESTS) -> None:
+    """Fill the tables phases, phase_sums and partition_checks from requests, legs and intervals."""
+    for table in ("phases", "phase_sums", "partition_checks"):
+        store.execute(f"DELETE FROM {table}")
+    with batches(store, batch_requests) as parts:
+        for windows, intervals in parts:
+            found = cut(windows, intervals)
+            store.append("phases", found.phases)
+            store.append("phase_sums", found.sums)
+            store.append("partition_checks", found.checks)
 
 
-def cut(windows: pl.DataFrame, intervals: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Partition the windows of requests by their intervals; returns (phases, partition_checks).
+class Cut(NamedTuple):
+    """Rows of the tables phases, phase_sums and partition_checks."""
+
+    phases: pl.DataFrame
+    sums: pl.DataFrame
+    checks: pl.DataFrame
+
+
+def cut(windows: pl.DataFrame, intervals: pl.DataFrame) -> Cut:
+    """Partition the windows of requests by their intervals.
 
     windows: number, request, start_ns, end_ns, first_token_ns, negative_ns (magnitude of reported
     negative remainders). intervals: number (of the window), detail, start_ns, end_ns, worker,
@@ -50,7 +60,8 @@ def cut(windows: pl.DataFrame, intervals: pl.DataFrame) -> tuple[pl.DataFrame, p
     forwards = _split_at_first_token(cuttable, placed.filter(pl.col("end_ns") > pl.col("start_ns")))
     kinds, numbers = number_kinds(forwards)
     pieces = sweep(_windows(cuttable), _intervals(forwards, kinds, numbers))
-    return _phases(cuttable, pieces, kinds), _checks(windows, cuttable, placed, pieces)
+    phases = _phases(cuttable, pieces, kinds)
+    return Cut(phases, _sums(cuttable, pieces, phases), _checks(windows, cuttable, placed, pieces))
 
 
 def _axis(windows: pl.DataFrame) -> float:
@@ -58,14 +69,14 @@ def _axis(windows: pl.DataFrame) -> float:
     return float(length.clip(lower_bound=0).sum())
 
 
-def _in_halves(windows: pl.DataFrame, intervals: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _in_halves(windows: pl.DataFrame, intervals: pl.DataFrame) -> Cut:
     """Absurdly long windows (a garbage start stamp) must not overflow the axis of their batch."""
     middle = windows.height // 2
-    (phases_a, checks_a), (phases_b, checks_b) = (
+    parts = [
         cut(half, intervals.join(half.select("number"), on="number", how="semi"))
         for half in (windows[:middle], windows[middle:])
-    )
-    return pl.concat([phases_a, phases_b]), pl.concat([checks_a, checks_b])
+    ]
+    return Cut(*(pl.concat(tables) for tables in zip(*parts, strict=True)))
 
 
 def _check_details(intervals: pl.DataFrame) -> None:
@@ -143,6 +154,46 @@ def _phases(cuttable: pl.DataFrame, pieces: Pieces, kinds: pl.DataFrame) -> pl.D
         "basis",
         "semantics",
     )
+
+
+def _sums(cuttable: pl.DataFrame, pieces: Pieces, phases: pl.DataFrame) -> pl.DataFrame:
+    """phase_sums of one batch, by the windows' numbers: requests are long texts."""
+    first = cuttable["first_token_ns"].gather(pieces.window)
+    return summed(phases.with_columns(first, pl.Series("window", pieces.window)), "window")
+
+
+def summed(phases: pl.DataFrame, key: str = "request") -> pl.DataFrame:
+    """Rows of phase_sums from rows of phases with the first_token_ns of their requests."""
+    first = pl.col("first_token_ns")
+    weakness = pl.col("basis").cast(pl.String).replace_strict(
+        WEAKNESS, default=None, return_dtype=pl.Int8
+    )  # fmt: skip
+    rows = phases.with_columns(
+        weakness.alias("weakness"),
+        (pl.col("end_ns") - pl.col("start_ns")).alias("spent_ns"),
+        (pl.min_horizontal("end_ns", first) - pl.col("start_ns")).clip(0).alias("before_ns"),
+    )
+    stated = (pl.col("weakness") <= WEAKNESS["reported"]).fill_null(value=False)
+    bound = (pl.col("weakness") == WEAKNESS["upper_bound"]).fill_null(value=False)
+    return (
+        rows.group_by(key, "detail", maintain_order=True)
+        .agg(
+            pl.col("phase", *({"request"} - {key})).first(),
+            pl.col("spent_ns").sum().alias("duration_ns"),
+            pl.when(first.first().is_not_null())
+            .then(pl.col("before_ns").sum())
+            .alias("ttft_part_ns"),
+            pl.col("weakness").max(),
+            pl.col("spent_ns").filter(~stated).sum().alias("placed_ns"),
+            pl.col("spent_ns").filter(bound).sum().alias("bound_ns"),
+        )
+        .with_columns(
+            pl.col("weakness")
+            .replace_strict({rank: name for name, rank in WEAKNESS.items()}, default=None)
+            .alias("basis")
+        )
+        .select("request", "phase", "detail", "duration_ns", "ttft_part_ns", "basis", "placed_ns", "bound_ns")
+    )  # fmt: skip
 
 
 def _checks(

@@ -408,6 +408,20 @@ CREATE TABLE phases (
   semantics VARCHAR          -- remark on its meaning
 );
 
+-- how long each request spent in each kind of work or wait: the pieces of phases, summed
+-- stage: derived
+-- key: request, detail
+CREATE TABLE phase_sums (
+  request VARCHAR,           -- the request
+  phase VARCHAR,             -- phase
+  detail VARCHAR,            -- detail
+  duration_ns BIGINT,        -- time spent
+  ttft_part_ns BIGINT,       -- of it before the first delivered token; NULL when that is unknown
+  basis VARCHAR,             -- the weakest among the pieces
+  placed_ns BIGINT,          -- of it neither measured nor reported
+  bound_ns BIGINT            -- of it an upper bound
+);
+
 -- what the partition had to cut, per request
 -- stage: derived
 -- key: request

@@ -9,7 +9,7 @@ from types import ModuleType
 import polars as pl
 import pytest
 
-from pdtrace import library
+from pdtrace import library, phases
 from pdtrace.inputs import expand
 from pdtrace.sink import Account, Reading, SourceSink
 from pdtrace.store import Store
@@ -41,7 +41,23 @@ def store() -> Store:
 
 
 class CheckedStore(Store):
-    """A store that holds findings to their headers: no rows where the condition (`when:`) does not hold."""
+    """A store of hand-made rows that holds findings to their headers.
+
+    Phases are summed up as the partition does it; no rows where the condition (`when:`) does not hold.
+    """
+
+    _summed = True
+
+    def append(self, table: str, batch: object) -> int:
+        self._summed = self._summed and table not in {"phases", "requests"}
+        return super().append(table, batch)
+
+    def prepare(self, statement: str) -> None:
+        if not self._summed:
+            self._summed = True
+            rows = "SELECT p.*, r.first_token_ns FROM phases p LEFT JOIN requests r USING (request)"
+            self.replace("phase_sums", phases.summed(self.sql(rows)))
+        super().prepare(statement)
 
     def query(self, name: str, **parameters: object) -> pl.DataFrame:
         rows = super().query(name, **parameters)

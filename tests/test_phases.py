@@ -77,7 +77,7 @@ def by_hand(window: tuple[int, int, int | None], mine: list[tuple[Any, ...]]) ->
 def test_phases_are_exactly_the_window_and_each_instant_has_its_strongest_owner(
     spans: list[tuple[int, int, int | None]], mine: list[tuple[Any, ...]]
 ) -> None:
-    found, checks = phases.cut(windows(*spans), intervals(*mine))
+    found, _, checks = phases.cut(windows(*spans), intervals(*mine))
     assert (found["end_ns"] > found["start_ns"]).all()
     assert checks.height == len(spans)
     for number, window in enumerate(spans):
@@ -115,7 +115,7 @@ def test_the_order_of_rows_does_not_matter(spans: list[Any], mine: list[Any], ra
 @settings(max_examples=40, deadline=None)
 @given(st.lists(some_window, min_size=1, max_size=4), st.lists(some_interval, max_size=12))
 def test_checks_count_what_was_cut_and_covered_twice(spans: list[Any], mine: list[Any]) -> None:
-    _, checks = phases.cut(windows(*spans), intervals(*mine))
+    _, _, checks = phases.cut(windows(*spans), intervals(*mine))
     for number, (start, end, _) in enumerate(spans):
         own = [
             (a, b)
@@ -133,13 +133,13 @@ def test_checks_count_what_was_cut_and_covered_twice(spans: list[Any], mine: lis
 
 def test_absurd_windows_do_not_overflow() -> None:
     garbage = windows(*[(0, EPOCH + n, EPOCH) for n in range(8)])
-    found, checks = phases.cut(garbage, intervals(("prefill_exec", 10, 2 * EPOCH, 7)))
+    found, _, checks = phases.cut(garbage, intervals(("prefill_exec", 10, 2 * EPOCH, 7)))
     assert checks["window_ns"].to_list() == [EPOCH + n for n in range(8)]
     assert pieces(found, "r7") == [("unattributed", 0, 10), ("prefill_exec", 10, EPOCH + 7)]
 
 
 def test_neighbours_of_one_kind_are_one_row_and_workers_stay_apart() -> None:
-    found, _ = phases.cut(
+    found, *_ = phases.cut(
         windows((0, 100, None)),
         intervals(
             ("decode_exec", 0, 10, 0, "d"), ("decode_exec", 10, 20, 0, "d"), ("decode_exec", 20, 30, 0, "e"),
@@ -153,7 +153,7 @@ def test_neighbours_of_one_kind_are_one_row_and_workers_stay_apart() -> None:
 
 
 def test_the_way_out_outranks_decode_only_before_the_first_token() -> None:
-    found, _ = phases.cut(
+    found, *_ = phases.cut(
         windows((0, 100, 50)), intervals(("decode_exec", 30, 90), ("stream_out", 30, 95))
     )
     assert pieces(found) == [

@@ -8,7 +8,7 @@
 --
 -- grain:   one row per deployment
 -- needs:   waits, deployment_sources
--- when:    EXISTS (FROM phases WHERE phase IN ('queue', 'decode_queue'))
+-- when:    EXISTS (FROM phase_sums WHERE phase IN ('queue', 'decode_queue'))
 -- params:
 --   min_ttft_ratio  0.1  below a tenth of the TTFT other phases are the better question
 --   min_e2e_ratio   0.1  likewise of the whole durations, where first tokens are unknown

@@ -9,7 +9,7 @@
 --
 -- grain:   one row per deployment
 -- needs:   waits, deployment_sources, transfers, workers
--- when:    EXISTS (FROM phases WHERE phase IN ('kv_transfer', 'kv_wait', 'kv_load'))
+-- when:    EXISTS (FROM phase_sums WHERE phase IN ('kv_transfer', 'kv_wait', 'kv_load'))
 -- params:
 --   min_ttft_ratio  0.05  a twentieth of the TTFT, below the scatter of most runs
 --   min_e2e_ratio   0.05  likewise of the whole durations, where first tokens are unknown

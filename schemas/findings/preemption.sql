@@ -9,7 +9,7 @@
 -- grain:   one row per deployment
 -- needs:   events, samples, workers, requests, phase_by_request, deployment_sources
 -- when:    EXISTS (FROM samples) OR EXISTS (FROM events WHERE kind = 'preemption')
---          OR EXISTS (FROM phases WHERE detail IN ('preempted', 'prefill_recompute'))
+--          OR EXISTS (FROM phase_sums WHERE detail IN ('preempted', 'prefill_recompute'))
 -- columns:
 --   deployment     VARCHAR    deployment
 --   severity       VARCHAR    warning or info

@@ -5,7 +5,7 @@
 --
 -- grain:   one row per deployment
 -- needs:   waits, deployment_sources
--- when:    EXISTS (FROM phases WHERE phase = 'router')
+-- when:    EXISTS (FROM phase_sums WHERE phase = 'router')
 -- params:
 --   min_ttft_ratio  0.05  a router is expected to cost next to nothing: a twentieth of the TTFT is worth a look
 --   min_e2e_ratio   0.05  likewise of the whole durations, where first tokens are unknown

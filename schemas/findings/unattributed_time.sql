@@ -7,7 +7,7 @@
 --
 -- grain:   one row per deployment
 -- needs:   phase_by_request, counted_requests, deployment_sources
--- when:    EXISTS (FROM phases WHERE phase = 'unattributed')
+-- when:    EXISTS (FROM phase_sums WHERE phase = 'unattributed')
 -- params:
 --   min_e2e_ratio  0.1  a tenth of the time in the dark can hide any other finding
 -- columns:

@@ -13,7 +13,7 @@ from pdtrace.methods.statistics import Bools, Floats
 
 Ints: TypeAlias = NDArray[np.int64]
 
-MERGE_S, MERGE_SHARE = 3e-3, 0.15  # emissions closer than both came in one delivery
+MERGE_S, MERGE_SHARE = 6e-3, 0.25
 # A stream is silent that misses so many steps, and so many times what it then brings, while so many
 # streams are open.
 SILENT_STEPS, SILENT_TIMES, SILENT_AMONG = 2.5, 2.0, 4.0

@@ -488,7 +488,6 @@ CREATE TABLE interference_step_losses (
   lost_s DOUBLE              -- excess x residents
 );
 
-<<<<<<< HEAD
 -- decode seconds lost to prefill on one worker, from token times and prefill intervals (evidence level B)
 -- stage: methods
 -- key: worker
@@ -551,7 +550,7 @@ CREATE TABLE interference_events (
   lost_ms DOUBLE,            -- of that what prefills explain
   culprit VARCHAR            -- request whose prefill shares most time with the gap
 );
-=======
+
 -- decode seconds lost to others' prompts on one worker, from the durations of its requests (evidence level C)
 -- stage: methods
 -- key: deployment, worker
@@ -578,4 +577,3 @@ CREATE TABLE interference_requests (
   flagged BOOLEAN,           -- interference is shown: p_value at most 0.01 and lost_ratio_low above 0.02; NULL cannot tell
   note VARCHAR               -- what limits the numbers, or why there are none
 );
->>>>>>> cb7cd94 (Prefill interference is judged from request durations too (level C): lower value, interval, or why it cannot tell)

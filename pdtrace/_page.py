@@ -90,6 +90,7 @@ class Page:
         self._phases(deployment)
         self._marks(deployment)
         self._findings(deployment.findings)
+        self._list("Looked for, not shown", deployment.judged)
         self._list("How the table was read", deployment.notes)
 
     def _latency(self, deployment: Deployment) -> None:

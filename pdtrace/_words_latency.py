@@ -7,7 +7,6 @@ from pdtrace.numbers import count, duration, plural, seconds, share
 
 PROMPT_ADVICE = "prefix caching or shorter contexts before splitting prefill and decode"
 SURE = 0.3  # a rank correlation surely above it is one to speak of (view token_dependence)
-NOT_FASTER = "Taking the cause away makes streams steadier; that is not the same as faster."
 
 
 def slow_first_token(row: Row) -> Words:
@@ -301,31 +300,6 @@ def kv_transfer(row: Row) -> Words:
         assumptions,
         (
             "comparing with the size of the KV and the speed of the link; KV space on the decode workers",
-        ),
-    )
-
-
-def prefill_interference(row: Row) -> Words:
-    """Decode time taken by others' prompts."""
-    low, high = row["interval_low"], row["interval_high"]
-    culprit = ""
-    if row["culprits"]:
-        first = row["culprits"][0]
-        culprit = f" The prompt of {first['request']} took most ({seconds(first['value'])})."
-    return Words(
-        title=f"prompts of others held decodes up for {seconds(row['value'])}: {share(row['share'])} of decode time",
-        detail=f"Interval {seconds(low)} to {seconds(high)}; the denominator is step-counted decode time, "
-        f"{seconds(row['decode_s'])} (step duration × requests decoding in it). A step that only decodes takes "
-        f"{duration(row['decode_only_p50_ms'])}, one that also computes prompts {duration(row['mixed_p50_ms'])} (medians); "
-        f"{plural(row['affected_steps'], 'step')} held decodes up, the longest for {duration(row['longest_step_ms'])}. "
-        f"Cross-check by plain excess over the decode-only median: {seconds(row['plain_lost_s'])}.{culprit}",
-        assumptions=(
-            "a step without prompt tokens would have taken what a fit of decode-only steps gives",
-            *(row["notes"] or ()),
-        ),
-        suggestions=(
-            "a lower token budget of a step (chunked prefill), a cap on long prefills, or other workers for long prompts. "
-            + NOT_FASTER,
         ),
     )
 

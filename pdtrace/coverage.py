@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pdtrace import registry
+import polars as pl
+
+from pdtrace import _words_interference, registry
 from pdtrace.numbers import plural
 
 if TYPE_CHECKING:
@@ -252,6 +254,12 @@ def _limits(store: Store, deployment: Deployment) -> list[str]:
         "SELECT count(*) FROM step_members JOIN workers USING (worker) WHERE deployment = ?",
         [deployment.id],
     )[0][0]
+    pairs = store.rows(
+        """SELECT count(*) FROM interference_gap_losses JOIN workers USING (worker)
+           WHERE deployment = ? AND culprit IS NOT NULL""",
+        [deployment.id],
+    )[0][0]
+    judged = store.query("interference_by_worker").filter(pl.col("deployment") == deployment.id)
     lines = []
     if set(details) <= {"unattributed"}:
         lines.append(
@@ -259,16 +267,12 @@ def _limits(store: Store, deployment: Deployment) -> list[str]:
             if deployment.latency
             else "anything about the latency of single requests: their times are not there"
         )
-    if not steps:
-        lines.append(
-            "whether prompts of some requests held up the streams of others: no engine steps are there"
-        )
-    elif not members:
+    if why := _words_interference.unjudged(judged.to_dicts()):
+        lines.append(why)
+    if steps and not members:
         lines.append("sums over engine steps: only samples of them are there")
-    elif not named:
-        lines.append(
-            "which request's prompt stalled which stream: the step records name no requests"
-        )
+    elif steps and not named and not pairs:
+        lines.append("which request's prompt stalled which stream: nothing here names both")
     if "kv_wait_upper_bound" in details:
         lines.append(
             "how long the KV transfer itself took: only the whole wait on the decode side is known (upper bound)"

@@ -27,6 +27,7 @@ _READ_BY_MANY = (
     "phase_by_request",
     "gap_summary",
     "token_dependence",
+    "interference_by_worker",
 )
 _ASKED = ("latency_by_observer", "phase_summary", "coverage_items")
 
@@ -74,6 +75,7 @@ class Deployment:
     notes: tuple[str, ...] = ()
     dependence: tuple[Row, ...] = ()
     figures: tuple[Row, ...] = ()
+    judged: tuple[str, ...] = ()  # what was looked for and is not shown
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ def _deployment_dict(deployment: Deployment) -> dict[str, Any]:
         "dependence": [dict(row) for row in deployment.dependence],
         "notes": list(deployment.notes),
         "figures": [dict(row) for row in deployment.figures],
+        "judged": list(deployment.judged),
     }
 
 
@@ -166,6 +169,7 @@ def _diagnose(store: Store, slo: Slo) -> Diagnosis:
         store.query("token_dependence").to_dicts(),
         key=lambda r: (_METRICS.index(f"{r['measure']}_ms"), r["tokens"]),
     )
+    interference = store.query("interference_by_worker").to_dicts()
     deployments = []
     for row in _deployments(store):
         deployment = Deployment(
@@ -186,6 +190,11 @@ def _diagnose(store: Store, slo: Slo) -> Diagnosis:
             slo=tuple(_attainment(store, row["deployment"], slo)),
             conditions=tuple(
                 coverage.conditions(f for f in facts if f["deployment"] == row["deployment"])
+            ),
+            judged=tuple(
+                wording.interference(
+                    [r for r in interference if r["deployment"] == row["deployment"]]
+                )
             ),
         )
         deployments.append(_judged(store, deployment, findings, facts, dependence, slo))

@@ -132,6 +132,9 @@ def _deployment(deployment: Deployment) -> list[str]:
         parts += [f"  {cell(evidence_line(finding))}"]
         parts += [f"  - assumes: {cell(text)}" for text in finding.assumptions]
         parts += [f"  - try: {cell(text)}" for text in finding.suggestions]
+    if deployment.judged:
+        parts += ["", "Looked for, not shown:", ""]
+        parts += [f"- {cell(line)}" for line in deployment.judged]
     if deployment.notes:
         parts += [
             "",

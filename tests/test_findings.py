@@ -761,3 +761,96 @@ def test_an_empty_store_has_no_findings(con: Store) -> None:
     for query in library.queries().values():
         if query.kind == "findings":
             none(con, query.name)
+
+
+# ---- prefill interference from several levels -------------------------------------------------------
+
+
+def by_gaps(name: str, lost: float | None, flagged: bool | None, **more: Any) -> dict[str, Any]:
+    return {
+        "worker": name, "deployment": "d", "role": "aggregated", "lost_s": lost,
+        "lost_low_s": lost and lost - 0.2, "lost_high_s": lost and lost + 0.2,
+        "decode_s": 50.0 if lost is not None else None, "lost_ratio_low": 0.04, "flagged": flagged,
+        "note": None if flagged is not None else "no token times", **more,
+    }  # fmt: skip
+
+
+def test_each_worker_is_judged_at_its_best_level(con: Store) -> None:
+    con.append("workers", [worker(w) for w in "abcde"])
+    con.append("interference_steps", [judged("a", 4.0, True), judged("b", None, None)])
+    con.append(
+        "interference_gaps",
+        [
+            by_gaps("a", 4.2, True, tail_explained_ratio=0.9, events=12, event_ms=8.0),
+            by_gaps("b", 3.0, True, tail_explained_ratio=0.5, events=5, event_ms=9.0),
+            by_gaps("c", 0.1, False),
+            by_gaps("d", None, None),
+        ],
+    )
+    con.append(
+        "interference_requests",
+        [by_gaps(w, 9.0, True) for w in "ab"] + [by_gaps("e", None, None)],
+    )
+    con.append(
+        "interference_gap_losses",
+        [
+            {"worker": "a", "culprit": "p1", "victim": "v1", "lost_s": 3.0, "pairs": 1},
+            {"worker": "b", "culprit": "p2", "victim": "v2", "lost_s": 2.0, "pairs": 1},
+            {"worker": "b", "culprit": "p1", "victim": "v2", "lost_s": 0.5, "pairs": 1},
+            {"worker": "b", "culprit": None, "victim": None, "lost_s": 0.5, "pairs": 9},
+            {"worker": "c", "culprit": "p9", "victim": "v9", "lost_s": 0.1, "pairs": 1},
+        ],
+    )
+    rows = {r["worker"]: r for r in con.query("interference_by_worker").iter_rows(named=True)}
+    assert {w: (r["level"], r["flagged"]) for w, r in rows.items()} == {
+        "a": ("A", True),
+        "b": ("B", True),
+        "c": ("B", False),
+        "d": (None, None),
+        "e": (None, None),
+    }
+    assert (rows["a"]["steps_lost_s"], rows["a"]["gaps_lost_s"]) == (4.0, 4.2)
+    assert rows["d"]["notes"] == ["no token times"]
+    row = one(con, "prefill_interference")
+    assert (row["level"], row["levels"], row["value"]) == ("B", ["A", "B"], 7.0)
+    assert (row["decode_s"], row["share"]) == (90.0, pytest.approx(7 / 90))
+    assert row["workers"] == ["a", "b"]
+    assert row["culprits"] == [{"request": "p1", "value": 3.5}, {"request": "p2", "value": 2.0}]
+    assert row["victims"] == [{"request": "v1", "value": 3.0}, {"request": "v2", "value": 2.5}]
+    assert (row["named_by"], row["gaps_lost_s"]) == ("token times", 4.2)
+    assert (row["events"], row["event_ms"], row["tail_explained_ratio"]) == (17, 8.0, 0.9)
+    assert (row["workers_judged"], row["workers_unknown"]) == (3, 2)
+
+
+def test_steps_that_name_members_also_name_victims(con: Store) -> None:
+    con.append("workers", [worker("a")])
+    con.append("interference_steps", [judged("a", 4.0, True)])
+    con.append(
+        "interference_step_losses",
+        [
+            {
+                "worker": "a",
+                "rank": "0",
+                "seq": 7,
+                "residents": 2,
+                "prefill_tokens": 100,
+                "lost_s": 1.0,
+            }
+        ],
+    )
+    con.append("step_members", [
+        {"worker": "a", "rank": "0", "seq": 7, "request_id": "p", "prefill_tokens": 100},
+        {"worker": "a", "rank": "0", "seq": 7, "request_id": "v", "decode_tokens": 1},
+        {"worker": "a", "rank": "0", "seq": 7, "request_id": "w", "decode_tokens": 1},
+    ])  # fmt: skip
+    row = one(con, "prefill_interference")
+    assert row["culprits"] == [{"request": "p", "value": 1.0}]
+    assert row["victims"] == [{"request": "v", "value": 0.5}, {"request": "w", "value": 0.5}]
+    assert row["named_by"] == "steps"
+
+
+def test_a_lone_level_c_worker_without_a_name_is_a_lower_value(con: Store) -> None:
+    con.append("interference_requests", [by_gaps("c", 3.0, True)])
+    row = one(con, "prefill_interference")
+    assert (row["level"], row["value"], row["named_by"]) == ("C", 3.0, None)
+    assert (row["culprits"], row["victims"]) == ([], [])

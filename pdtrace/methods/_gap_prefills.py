@@ -13,6 +13,7 @@ from pdtrace.methods.statistics import Floats, trimmed_least_squares
 PAUSE_S = 0.02  # what a prefill may exceed its fitted cost by; the rest is a pause or a queue
 MIN_COSTED = 20  # fewer prefills with known tokens give no cost
 MIN_OWN = 20  # fewer requests seen on both sides give no offset of the token times
+TOGETHER_S = 8e-3  # streams that go on within this went on in one step
 PAIRS_AT_ONCE = 2_000_000
 
 
@@ -31,8 +32,10 @@ class Prefills:
         return Prefills(self.request[by], self.start[by], self.end[by], self.tokens[by])
 
 
-def cut_to_cost(prefills: Prefills) -> tuple[Prefills, float | None]:
-    """(prefills no longer than such prompts take here, seconds cut); (as given, None) without a fit.
+def cut_to_cost(prefills: Prefills) -> tuple[Prefills, float | None, Floats | None]:
+    """(prefills no longer than such prompts take here, seconds cut, cost over (1, n, n^2)).
+
+    Without a fit (as given, None, None).
 
     A host pause inside a prefill, or a queue in front of it, is not its cost. The end is kept: it is
     the first token. Cost is fitted on relative error over (1, n, n^2).
@@ -40,7 +43,7 @@ def cut_to_cost(prefills: Prefills) -> tuple[Prefills, float | None]:
     length = prefills.end - prefills.start
     known = ~np.isnan(prefills.tokens) & (prefills.tokens > 0) & (length > 0)
     if known.sum() < MIN_COSTED:
-        return prefills, None
+        return prefills, None, None
     # Prompts computed in the same steps share them: what counts is all that was computed meanwhile.
     own = np.where(known, prefills.tokens, 0.0)
     n = np.where(known, _meanwhile(prefills, own), 0.0)
@@ -53,7 +56,27 @@ def cut_to_cost(prefills: Prefills) -> tuple[Prefills, float | None]:
     most = np.maximum(fit.at(table), 0.0) + np.maximum(4 * fit.sigma * scale, PAUSE_S)
     allowed = np.where(known, np.minimum(length, most), length)
     cut = Prefills(prefills.request, prefills.end - allowed, prefills.end, prefills.tokens)
-    return cut, float((length - allowed).sum())
+    return cut, float((length - allowed).sum()), fit.coefficients
+
+
+def computed_again(
+    gaps: Gaps, silent: Ints, request: Ints, context: Floats, cost: Floats
+) -> Prefills:
+    """Prompts that preempted requests must have had computed again when they went on.
+
+    `silent` are the gaps of such streams; `context` the tokens they held. Until the token that ends
+    the gap, for as long as such prompts take here; those that go on together were computed together.
+    """
+    by = np.argsort(gaps.end[silent], kind="stable")
+    end = gaps.end[silent][by]
+    group = np.cumsum(np.concatenate([[False], np.diff(end) > TOGETHER_S]))
+    tokens = context[by]
+    table = np.column_stack(
+        [np.ones(int(group[-1]) + 1), np.bincount(group, tokens), np.bincount(group, tokens**2)]
+    )
+    last = np.maximum.reduceat(end, np.flatnonzero(np.diff(group, prepend=-1)))[group]
+    start = last - np.maximum(table @ cost, 0.0)[group]
+    return Prefills(request[by], np.maximum(start, gaps.start[silent][by]), last, tokens)
 
 
 def _meanwhile(prefills: Prefills, amount: Floats) -> Floats:
@@ -94,6 +117,14 @@ def before_own_tokens(prefills: Prefills, request: Ints, first: Floats) -> Prefi
     own = seen[prefills.request]
     end = np.where(prefills.start < own, np.minimum(prefills.end, own), prefills.end)
     return Prefills(prefills.request, prefills.start, end, prefills.tokens)
+
+
+def joined(a: Prefills, b: Prefills) -> Prefills:
+    """Both, by start."""
+    return Prefills(
+        np.concatenate([a.request, b.request]), np.concatenate([a.start, b.start]),
+        np.concatenate([a.end, b.end]), np.concatenate([a.tokens, b.tokens]),
+    ).ordered()  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,10 @@ from pdtrace.methods.statistics import Bools, Floats
 
 Ints: TypeAlias = NDArray[np.int64]
 
-MERGE_S, MERGE_SHARE = 3e-3, 0.15  # emissions closer than both came in one delivery
+MERGE_S, MERGE_SHARE = 6e-3, 0.25
+# A stream is silent that misses so many steps, and so many times what it then brings, while so many
+# streams are open.
+SILENT_STEPS, SILENT_TIMES, SILENT_AMONG = 2.5, 2.0, 4.0
 KNOWN = 0.9  # share of streams whose prompt length must be known for a context term
 
 
@@ -108,6 +111,28 @@ def steps_of(gaps: Gaps, clean: Bools) -> tuple[Floats, str]:
         scatter[name] = float(np.minimum(relative, 2.0).mean())
     best = min(scatter, key=scatter.__getitem__)
     return choices[best], best
+
+
+def silent(gaps: Gaps, open_streams: Floats) -> Bools:
+    """Gaps in which the other streams went on for several steps and this one made nothing.
+
+    Such a request was not decoding: it was preempted (or moved). A request that was held up with
+    all others is none, and a path that held tokens back brings them afterwards.
+    """
+    order = np.argsort(gaps.end, kind="stable")
+    ends, made = gaps.end[order], np.concatenate([[0.0], np.cumsum(gaps.tokens[order])])
+    meanwhile = (
+        made[np.searchsorted(ends, gaps.end, side="right")]
+        - made[np.searchsorted(ends, gaps.start, side="right")]
+        - gaps.tokens
+    )
+    missed = meanwhile / np.maximum(open_streams - 1, 1.0) - gaps.tokens
+    quiet: Bools = (
+        (open_streams >= SILENT_AMONG)
+        & (missed > SILENT_STEPS)
+        & (missed > SILENT_TIMES * gaps.tokens)
+    )
+    return quiet
 
 
 @dataclass(frozen=True)

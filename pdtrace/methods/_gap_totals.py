@@ -36,9 +36,11 @@ class Total:
     exposed: int = 0
     merged: int = 0
     weak: int = 0
+    preempted: int = 0
     overlap_s: float = 0.0
     credit_s: float = 0.0
     chance_s: float = 0.0
+    foreign_s: float = 0.0
     noise2: float = 0.0
     exposed_base_s: float = 0.0
     tail_excess_s: float = 0.0
@@ -62,9 +64,11 @@ def add(total: Total, window: Window, stage: Stage) -> None:
     total.clean += int(window.clean.sum())
     total.exposed += int(exposed.sum())
     total.merged += window.merged
+    total.preempted += window.preempted
     total.overlap_s += float(window.overlap.sum())
     total.credit_s += float(window.credit.sum())
     total.chance_s += window.chance_s
+    total.foreign_s += window.foreign_s
     # The residents of one step share its noise: sigma adds up over them, not its square.
     shared = stage.open.counts((gaps.start + gaps.end) / 2)[exposed]
     total.noise2 += float((window.sigma[exposed] ** 2 * shared).sum())
@@ -88,7 +92,7 @@ def add(total: Total, window: Window, stage: Stage) -> None:
     total.counted_by.add(window.counted_by)
     pairs = _pairs(window, stage)
     total.pairs.append(pairs)
-    total.stalls.append(_stalls(window, stage))
+    total.stalls.append(_stalls(window))
 
 
 def _add_tail(total: Total, window: Window) -> None:
@@ -101,7 +105,7 @@ def _add_tail(total: Total, window: Window) -> None:
 
 def _pairs(window: Window, stage: Stage) -> pl.DataFrame:
     """Credit of each gap split over the prefills that it met, by the tokens computed meanwhile."""
-    work = stage.prefills
+    work = window.prefills
     length = np.maximum(work.end - work.start, 1e-9)
     density = work.tokens / length
     known = ~np.isnan(density)
@@ -124,7 +128,7 @@ def _pairs(window: Window, stage: Stage) -> pl.DataFrame:
     return pl.concat(parts).group_by("culprit", "victim").agg(pl.col("lost_s").sum())
 
 
-def _stalls(window: Window, stage: Stage) -> pl.DataFrame:
+def _stalls(window: Window) -> pl.DataFrame:
     """Gaps that may become events: as much of them as prefills explain, and for how long."""
     rows = np.flatnonzero((window.credit > NOISE * window.sigma) & (window.overlap > 0))
     rows = rows[window.credit[rows] >= 0.5 * window.excess[rows]]

@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from pdtrace.methods import _gap_chance as chance
+from pdtrace.methods import _gap_prefills as prefill_work
 from pdtrace.methods import _gap_series as series
 from pdtrace.methods._gap_prefills import Cover, Prefills
 from pdtrace.methods._gap_series import Gaps, Ints, Residents
@@ -32,6 +33,8 @@ class Stage:
     cover: Cover
     open: Residents
     pace_s: float
+    prompt: Floats  # tokens of each stream's prompt; NaN unknown
+    cost: Floats | None  # of a prefill over (1, n, n^2); None without a fit
     period: tuple[float, float]
 
 
@@ -51,6 +54,9 @@ class Window:
     shifts: chance.Shifted
     counted_by: str
     merged: int
+    prefills: Prefills  # the worker's, and those that preempted requests must have had again
+    preempted: int
+    foreign_s: float  # overlap of stalls that have another cause, prefills or not
 
 
 def window_of(streams: pl.DataFrame, offset: int, stage: Stage) -> Window | None:
@@ -58,7 +64,9 @@ def window_of(streams: pl.DataFrame, offset: int, stage: Stage) -> Window | None
     part = slice(offset, offset + streams.height)
     gaps, merged = series.gaps_of(streams, stage.first[part], stage.pace_s)
     gaps = Gaps(gaps.stream + offset, gaps.start, gaps.end, gaps.emissions, gaps.tokens)
-    overlap = stage.cover.between(gaps.start, gaps.end)
+    gaps, work, preempted = _without_silent(gaps, stage)
+    cover = prefill_work.cover_of(work) if preempted else stage.cover
+    overlap = cover.between(gaps.start, gaps.end)
     clean = overlap <= 0
     if clean.sum() < MIN_CLEAN:
         return None
@@ -66,28 +74,54 @@ def window_of(streams: pl.DataFrame, offset: int, stage: Stage) -> Window | None
     baseline, fit = _baseline(gaps, steps, clean, stage)
     excess = gaps.length - baseline
     sigma = fit.sigma * np.sqrt(steps)
-    credit = _credit(excess, overlap, sigma)
+    credit, foreign = _credit(excess, overlap, sigma)
     low, high = float(gaps.start.min()), float(gaps.end.max())
     rest = excess - credit
     stalls = rest > NOISE * sigma
-    by_chance = chance.chance_credit(
-        gaps.length[stalls], rest[stalls], stage.cover, low, high, PAUSE_S
-    )
-    longest = float((stage.prefills.end - stage.prefills.start).max())
+    by_chance = chance.chance_credit(gaps.length[stalls], rest[stalls], cover, low, high, PAUSE_S)
+    longest = float((work.end - work.start).max())
     bounded = np.clip(excess, -NOISE * sigma, 2 * longest + PAUSE_S)
-    shifts = chance.shifted(gaps, bounded, stage.cover, stage.period[1] - stage.period[0])
+    shifts = chance.shifted(gaps, bounded, cover, stage.period[1] - stage.period[0])
     return Window(
         gaps, overlap, steps, baseline, sigma, excess, credit, clean, by_chance, shifts, counted_by,
-        merged,
+        merged, work, preempted, float(overlap[foreign].sum()),
     )  # fmt: skip
 
 
-def _credit(excess: Floats, overlap: Floats, sigma: Floats) -> Floats:
-    """What of the excess prefills explain: as long as they overlap at most, give or take noise."""
+def _without_silent(gaps: Gaps, stage: Stage) -> tuple[Gaps, Prefills, int]:
+    """(gaps of requests that were decoding, prefills with those computed again, preemptions).
+
+    A preempted request is no victim while it is away, and its prompt is computed again when it goes
+    on: no record shows that prefill.
+    """
+    quiet = series.silent(gaps, stage.open.counts((gaps.start + gaps.end) / 2))
+    rows = np.flatnonzero(quiet)
+    if not len(rows):
+        return gaps, stage.prefills, 0
+    work = stage.prefills
+    if stage.cost is not None:
+        stream = gaps.stream[rows]
+        made = np.cumsum(gaps.tokens) - gaps.tokens
+        begin = np.flatnonzero(np.concatenate([[True], gaps.stream[1:] != gaps.stream[:-1]]))
+        before = made[rows] - made[begin[np.searchsorted(begin, rows, side="right") - 1]]
+        context = stage.prompt[stream] + before
+        known = ~np.isnan(context)
+        again = prefill_work.computed_again(
+            gaps, rows[known], stage.request[stream[known]], context[known], stage.cost
+        )
+        work = prefill_work.joined(work, again)
+    return gaps.keep(~quiet), work, len(rows)
+
+
+def _credit(excess: Floats, overlap: Floats, sigma: Floats) -> tuple[Floats, Bools]:
+    """(what of the excess prefills explain, stalls that are too long for them).
+
+    Prefills explain as much as they overlap at most, give or take noise.
+    """
     noise = np.minimum(NOISE * sigma, overlap)
     credit = np.clip(excess, -noise, overlap + noise)
-    foreign = excess > 2 * overlap + PAUSE_S + noise
-    return np.where((overlap > 0) & ~foreign, credit, 0.0)
+    foreign = (overlap > 0) & (excess > 2 * overlap + PAUSE_S + noise)
+    return np.where((overlap > 0) & ~foreign, credit, 0.0), foreign
 
 
 def _baseline(gaps: Gaps, steps: Floats, clean: Bools, stage: Stage) -> tuple[Floats, Fit]:

@@ -179,7 +179,7 @@ def _stage(
         )
         work = Prefills(work.request, work.start + moved, work.end + moved, work.tokens)
     work = prefill_work.before_own_tokens(work, request, first)
-    work, cut = prefill_work.cut_to_cost(work)
+    work, cut, cost = prefill_work.cut_to_cost(work)
     work = work.ordered()
     if cut is None:
         notes.append("too few prefills with known tokens to tell a pause inside one from its cost")
@@ -191,7 +191,8 @@ def _stage(
     made = streams["emissions"].to_numpy().astype(np.float64)
     stage = Stage(
         origin, request, first, last, work, prefill_work.cover_of(work),
-        series.residents(first, last, prompt, made), pace, (float(first.min()), float(last.max())),
+        series.residents(first, last, prompt, made), pace, prompt, cost,
+        (float(first.min()), float(last.max())),
     )  # fmt: skip
     return names, stage, notes, cut, moved
 
@@ -221,26 +222,27 @@ def _judged(
     row: dict[str, Any], total: Total, stage: Stage, names: pl.Series, notes: list[str]
 ) -> Judgement:
     """The worker's row, pairs and events from its sums."""
-    dirty = total.merged > DIRTY_RATIO * (total.gaps + total.merged)
-    by_chance, overlap = total.chance_s, total.overlap_s
-    lost = total.credit_s - by_chance
-    if not dirty and overlap > by_chance:
-        lost /= 1 - by_chance / overlap
+    bundled = total.merged > DIRTY_RATIO * (total.gaps + total.merged)
+    dirty = bundled or total.preempted > 0
+    overlap, fraction = total.overlap_s, _fraction_lost(total)
+    lost = fraction * overlap
     decode_s = float(total.blocks[2].sum())
     half = (
         Z95 * float(np.sqrt(total.noise2))
         + BASE_ERROR * total.exposed_base_s
         + (DIRTY_ERROR if dirty else MODEL_ERROR) * abs(lost)
     )
-    contrast = lost / overlap if overlap > 0 else 0.0
-    net = total.blocks[0] - (by_chance / overlap if overlap else 0.0) * total.blocks[1]
-    ratio = block_ratio(net, total.blocks[2], np.arange(BLOCKS, dtype=np.float64))
+    net = total.blocks[0] - total.chance_s / max(overlap, 1e-9) * total.blocks[1]
+    ratio = block_ratio(
+        net * (lost / net.sum() if net.sum() > 0 else 1.0), total.blocks[2],
+        np.arange(BLOCKS, dtype=np.float64),
+    )  # fmt: skip
     p = _p_value(total)
     bursts = "deliveries" in total.counted_by
     flagged = bool(
         p is not None
         and p <= MAX_P
-        and contrast > (MIN_CONTRAST_BURSTS if bursts else MIN_CONTRAST)
+        and fraction > (MIN_CONTRAST_BURSTS if bursts else MIN_CONTRAST)
         and ratio is not None
         and ratio.low > MIN_SHARE
         and total.exposed >= MIN_EXPOSED
@@ -249,19 +251,24 @@ def _judged(
     floor, events = events_of(total, stage, names, base) if flagged else (None, None)
     if total.weak:
         notes.append(f"{total.weak} stretches without a baseline are left out")
-    if dirty:
+    if total.preempted:
+        notes.append(
+            f"{total.preempted:,} times a stream fell silent while others went on: taken for"
+            " preempted, and its prompt for computed again before it went on"
+        )
+    if bundled:
         notes.append("tokens came in bundles: the interval is wider")
     row |= {
         "gaps": total.gaps, "clean_gaps": total.clean, "exposed_gaps": total.exposed,
         "baseline_ms": base * 1e3, "noise_ms": float(np.median(total.sigmas)) * 1e3,
         "counted_by": "+".join(sorted(total.counted_by)),
         "merged_ratio": total.merged / (total.gaps + total.merged),
-        "overlap_s": overlap, "credit_s": total.credit_s, "chance_s": by_chance, "lost_s": lost,
+        "overlap_s": overlap, "credit_s": total.credit_s, "chance_s": total.chance_s, "lost_s": lost,
         "lost_low_s": lost - half, "lost_high_s": lost + half, "decode_s": decode_s,
         "lost_ratio": lost / decode_s if decode_s else None,
         "lost_ratio_low": ratio.low if ratio else None,
         "lost_ratio_high": ratio.high if ratio else None,
-        "contrast_ratio": contrast, "p_value": p,
+        "contrast_ratio": fraction, "p_value": p,
         "tail_explained_ratio": total.tail_credit_s / total.tail_excess_s
         if total.tail_excess_s > 0 else None,
         "event_ms": None if floor is None else floor * 1e3,
@@ -276,6 +283,20 @@ def _judged(
         pl.DataFrame(schema=EVENTS_SCHEMA) if events is None
         else events.with_columns(worker=worker).select(list(EVENTS_SCHEMA)),
     )  # fmt: skip
+
+
+def _fraction_lost(total: Total) -> float:
+    """Share of the seconds in which gaps and prefills overlap that prefills took.
+
+    S/V = f + (1 - f) c, where S is credit, V overlap and c what chance gives: stalls of other causes
+    add only to what prefills left. Gaps with a stall too long for their prefills say nothing of f;
+    their overlap counts like that of the others.
+    """
+    told = total.overlap_s - total.foreign_s
+    if told <= 0:
+        return 0.0
+    by_chance = min(total.chance_s / total.overlap_s, 0.9)
+    return (total.credit_s / told - by_chance) / (1 - by_chance)
 
 
 def _p_value(total: Total) -> float | None:

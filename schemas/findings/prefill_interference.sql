@@ -1,33 +1,38 @@
--- prefill_interference: decode seconds that prompts of other requests took on the same worker, from
--- its engine steps.
+-- prefill_interference: decode seconds that prompts of other requests took on the same worker.
 --
--- Sums the workers for which interference is shown (flagged, see table interference_steps); workers
--- not flagged are not in it. The denominator of share is step-counted decode time (step duration x
--- requests decoding, summed) of the flagged workers, not the decode time of request spans. Removing
--- interference would make streams steadier; that is not the same as faster. Culprits are known only
--- where steps name their members. Severity: warning from 5 % of decode time on, info below. Level
--- A: engine steps, all of them.
+-- Sums the workers for which interference is shown (flagged, see view interference_by_worker), each
+-- at the best evidence level that can judge it; workers not flagged are not in it. Where workers of
+-- two levels are summed, `levels` names both and the row has the weaker one. The denominator of share
+-- is the decode time of the flagged workers as their level counts it, not the decode time of request
+-- spans. Removing interference would make streams steadier; that is not the same as faster. Culprits
+-- and victims come from the steps where these name their members, else from token times (level B),
+-- also where the sum comes from steps. Severity: warning from 5 % of decode time on, info below.
+-- Level A: engine steps, all of them. B: token times and prefill intervals. C: durations of requests.
 --
 -- grain:   one row per deployment
--- needs:   interference_steps, interference_step_losses, step_members, legs, requests, deployment_sources
--- when:    EXISTS (FROM interference_steps)
+-- needs:   interference_by_worker, interference_steps, interference_step_losses, interference_gap_losses, step_members, legs, requests, deployment_sources
+-- when:    EXISTS (FROM interference_steps) OR EXISTS (FROM interference_gaps)
+--   OR EXISTS (FROM interference_requests)
 -- columns:
 --   deployment          VARCHAR    deployment
 --   severity            VARCHAR    warning or info
 --   cost_s              DOUBLE     s  value
---   level               VARCHAR    A
---   value               DOUBLE     decode seconds lost, summed over the requests held up
+--   level               VARCHAR    A, B or C: the weakest among the flagged workers
+--   value               DOUBLE     decode seconds lost, summed over the requests held up; at level C a lower value
 --   unit                VARCHAR    s
 --   interval_low        DOUBLE     95 % interval of the loss of this period, lower end
 --   interval_high       DOUBLE     upper end
---   share               DOUBLE     value over step-counted decode time of the flagged workers
+--   share               DOUBLE     value over the decode time of the flagged workers
 --   requests            BIGINT     requests decoded by the flagged workers; NULL unknown
 --   workers             VARCHAR[]  flagged workers, the greatest loss first
---   culprits            STRUCT(request VARCHAR, "value" DOUBLE)[]  requests whose prompts took most, where steps name their members; value: seconds taken
---   sources             VARCHAR[]  files that the steps come from
---   decode_s            DOUBLE     s  step-counted decode time: the denominator of share
---   share_low           DOUBLE     95 % block bootstrap bound of the share over the flagged workers (smallest of them)
---   affected_steps      BIGINT     steps with prompt tokens during which requests were decoding
+--   culprits            STRUCT(request VARCHAR, "value" DOUBLE)[]  requests whose prompts took most; value: seconds taken
+--   sources             VARCHAR[]  files that the steps or requests come from
+--   victims             STRUCT(request VARCHAR, "value" DOUBLE)[]  requests that lost most; value: seconds lost
+--   levels              VARCHAR[]  levels of the flagged workers
+--   named_by            VARCHAR    what names culprits and victims: steps, token times, both, or NULL
+--   decode_s            DOUBLE     s  decode time of the flagged workers: the denominator of share
+--   share_low           DOUBLE     95 % bound of the share over the flagged workers (smallest of them)
+--   affected_steps      BIGINT     steps with prompt tokens during which requests were decoding; NULL without steps
 --   mixed_steps         BIGINT     steps that decoded and computed prompt tokens
 --   prefill_only_steps  BIGINT     steps that only computed prompt tokens
 --   decode_only_p50_ms  DOUBLE     ms  median decode-only step (of the worker that lost most)
@@ -35,28 +40,22 @@
 --   plain_lost_s        DOUBLE     s  cross-check: plain excess of mixed steps over the decode-only median
 --   capped_s            DOUBLE     s  excess not blamed on prefill, being far above what such prompts cost
 --   longest_step_ms     DOUBLE     ms  longest step that held decodes up
---   workers_judged      BIGINT     workers (and ranks) with a sum, flagged or not
---   workers_unknown     BIGINT     workers (and ranks) that cannot be judged
+--   events              BIGINT     single stalls called from token times; NULL without
+--   event_ms            DOUBLE     ms  smallest loss that is called (of the worker that lost most)
+--   tail_explained_ratio  DOUBLE   share of the excess of the longest hundredth of gaps that prefills explain (of the worker that lost most)
+--   gaps_lost_s         DOUBLE     s  cross-check of level A: what token times say of the same workers; NULL where they cannot tell
+--   workers_judged      BIGINT     workers that a level can judge, flagged or not
+--   workers_unknown     BIGINT     workers that none can judge
 --   notes               VARCHAR[]  what limits the numbers
 WITH judged AS (
   SELECT deployment, count(flagged) AS workers_judged, count(*) - count(flagged) AS workers_unknown
-  FROM interference_steps
+  FROM interference_by_worker
   GROUP BY deployment
-),
-flagged_rank AS (
-  SELECT *
-  FROM interference_steps
-  WHERE flagged
 ),
 flagged_worker AS (
-  SELECT deployment, worker, sum(lost_s) AS lost_s
-  FROM flagged_rank
-  GROUP BY deployment, worker
-),
-worker_list AS (
-  SELECT deployment, list(worker ORDER BY lost_s DESC, worker) AS workers
-  FROM flagged_worker
-  GROUP BY deployment
+  SELECT *
+  FROM interference_by_worker
+  WHERE flagged
 ),
 decoded AS (
   SELECT r.deployment, count(*) AS requests
@@ -64,68 +63,118 @@ decoded AS (
   JOIN flagged_worker AS f ON f.worker = r.decode_worker
   GROUP BY r.deployment
 ),
-member_share AS (
-  -- each step's loss is split by the prompt tokens in it
+member AS (
+  -- each step's loss: taken by the prompts in it by their tokens, borne by its decodes alike
   SELECT m.worker, m.request_id,
-    sum(l.lost_s * m.prefill_tokens / nullif(l.prefill_tokens, 0)) AS taken_s
+    sum(l.lost_s * coalesce(m.prefill_tokens, 0) / nullif(l.prefill_tokens, 0)) AS taken_s,
+    sum(CASE WHEN m.decode_tokens > 0 THEN l.lost_s / nullif(l.residents, 0) END) AS borne_s
   FROM interference_step_losses AS l
   JOIN step_members AS m ON m.worker = l.worker AND m.seq = l.seq
     AND m.rank IS NOT DISTINCT FROM l.rank
-  WHERE m.prefill_tokens > 0
   GROUP BY m.worker, m.request_id
 ),
 request_name AS (
-  SELECT worker, request_id, min(request) AS request
+  SELECT worker, request_id, any_value(request) AS request
   FROM legs
   WHERE request_id IS NOT NULL
   GROUP BY worker, request_id
 ),
-culprit AS (
-  SELECT f.deployment,
-    min_by(
-      {'request': coalesce(n.request, s.request_id), 'value': s.taken_s},
-      (-s.taken_s, coalesce(n.request, s.request_id)), 5
-    ) FILTER (s.taken_s IS NOT NULL) AS culprits
-  FROM member_share AS s
-  JOIN flagged_worker AS f ON f.worker = s.worker
-  LEFT JOIN request_name AS n ON n.worker = s.worker AND n.request_id = s.request_id
-  GROUP BY f.deployment
+named AS (
+  SELECT f.deployment, 'steps' AS named_by, coalesce(n.request, m.request_id) AS request,
+    m.taken_s, m.borne_s
+  FROM member AS m
+  JOIN flagged_worker AS f ON f.worker = m.worker AND f.level = 'A'
+  LEFT JOIN request_name AS n ON n.worker = m.worker AND n.request_id = m.request_id
+  UNION ALL
+  SELECT f.deployment, 'token times', p.request, p.taken_s, p.borne_s
+  FROM (
+    SELECT worker, culprit AS request, lost_s AS taken_s, NULL AS borne_s
+    FROM interference_gap_losses
+    UNION ALL
+    SELECT worker, victim, NULL, lost_s
+    FROM interference_gap_losses
+  ) AS p
+  JOIN flagged_worker AS f ON f.worker = p.worker AND f.level IN ('A', 'B')
+  WHERE p.request IS NOT NULL
+    AND NOT (f.level = 'A' AND p.worker IN (SELECT worker FROM member))
+),
+by_request AS (
+  SELECT deployment, request, sum(taken_s) AS taken_s, sum(borne_s) AS borne_s
+  FROM named
+  GROUP BY deployment, request
+),
+named_request AS (
+  SELECT b.deployment,
+    list({'request': request, 'value': taken_s} ORDER BY taken_s DESC, request)
+      FILTER (taken_s > 0)[1:5] AS culprits,
+    list({'request': request, 'value': borne_s} ORDER BY borne_s DESC, request)
+      FILTER (borne_s > 0)[1:5] AS victims
+  FROM by_request AS b
+  GROUP BY b.deployment
+),
+naming AS (
+  SELECT deployment,
+    CASE WHEN count(DISTINCT named_by) = 2 THEN 'both' ELSE any_value(named_by) END AS named_by
+  FROM named
+  GROUP BY deployment
 ),
 longest AS (
   SELECT f.deployment, max(l.elapsed_ms) AS longest_step_ms
   FROM interference_step_losses AS l
-  JOIN flagged_worker AS f ON f.worker = l.worker
+  JOIN flagged_worker AS f ON f.worker = l.worker AND f.level = 'A'
+  GROUP BY f.deployment
+),
+stepwise AS (
+  SELECT s.deployment, sum(s.affected_steps)::BIGINT AS affected_steps,
+    sum(s.mixed_steps)::BIGINT AS mixed_steps,
+    sum(s.prefill_only_steps)::BIGINT AS prefill_only_steps,
+    arg_max(s.decode_only_p50_ms, s.lost_s) AS decode_only_p50_ms,
+    arg_max(s.mixed_p50_ms, s.lost_s) AS mixed_p50_ms,
+    sum(s.plain_lost_s) AS plain_lost_s, sum(s.capped_s) AS capped_s
+  FROM interference_steps AS s
+  JOIN flagged_worker AS f ON f.worker = s.worker AND f.level = 'A'
+  WHERE s.flagged
+  GROUP BY s.deployment
+),
+file AS (
+  SELECT f.deployment, list(DISTINCT path ORDER BY path) AS paths
+  FROM (SELECT DISTINCT deployment, level FROM flagged_worker) AS f
+  JOIN deployment_sources AS s ON s.deployment = f.deployment
+    AND s.evidence = CASE WHEN f.level = 'A' THEN 'steps' ELSE 'requests' END
+  CROSS JOIN unnest(s.paths) AS path_of(path)
   GROUP BY f.deployment
 ),
 total AS (
-  SELECT deployment, sum(lost_s) AS lost_s, sum(lost_low_s) AS lost_low_s,
-    sum(lost_high_s) AS lost_high_s, sum(decode_s) AS decode_s,
-    min(lost_ratio_low) AS share_low,
-    sum(affected_steps)::BIGINT AS affected_steps, sum(mixed_steps)::BIGINT AS mixed_steps,
-    sum(prefill_only_steps)::BIGINT AS prefill_only_steps,
-    min_by(decode_only_p50_ms, (-lost_s, worker)) AS decode_only_p50_ms,
-    min_by(mixed_p50_ms, (-lost_s, worker)) AS mixed_p50_ms,
-    sum(plain_lost_s) AS plain_lost_s, sum(capped_s) AS capped_s,
-    list_sort(list_distinct(list(note) FILTER (note IS NOT NULL))) AS notes
-  FROM flagged_rank
+  SELECT deployment, max(level) AS level, list(DISTINCT level ORDER BY level) AS levels,
+    sum(lost_s) AS lost_s, sum(lost_low_s) AS lost_low_s, sum(lost_high_s) AS lost_high_s,
+    sum(decode_s) AS decode_s, min(lost_ratio_low) AS share_low,
+    list(worker ORDER BY lost_s DESC, worker) FILTER (worker IS NOT NULL) AS workers,
+    sum(events)::BIGINT AS events, arg_max(event_ms, lost_s) AS event_ms,
+    arg_max(tail_explained_ratio, lost_s) AS tail_explained_ratio,
+    sum(gaps_lost_s) FILTER (level = 'A') AS gaps_lost_s,
+    list_sort(list_distinct(flatten(list(notes)))) AS notes
+  FROM flagged_worker
   GROUP BY deployment
 )
 SELECT t.deployment,
   CASE WHEN lost_s >= 0.05 * decode_s THEN 'warning' ELSE 'info' END AS severity,
-  lost_s AS cost_s, 'A' AS level, lost_s AS value, 's' AS unit,
+  lost_s AS cost_s, t.level, lost_s AS value, 's' AS unit,
   lost_low_s AS interval_low, lost_high_s AS interval_high,
   lost_s / decode_s AS share,
   d.requests,
-  coalesce(w.workers, []) AS workers,
-  coalesce(c.culprits, []) AS culprits,
+  coalesce(workers, []) AS workers,
+  coalesce(n.culprits, []) AS culprits,
   coalesce(s.paths, []) AS sources,
-  decode_s, share_low, affected_steps, mixed_steps, prefill_only_steps, decode_only_p50_ms,
-  mixed_p50_ms, plain_lost_s, capped_s, longest_step_ms, workers_judged, workers_unknown,
-  coalesce(notes, []) AS notes
+  coalesce(n.victims, []) AS victims,
+  levels, g.named_by, decode_s, share_low,
+  affected_steps, mixed_steps, prefill_only_steps, decode_only_p50_ms, mixed_p50_ms, plain_lost_s,
+  capped_s, longest_step_ms, events, event_ms, tail_explained_ratio, gaps_lost_s, workers_judged,
+  workers_unknown, coalesce(notes, []) AS notes
 FROM total AS t
 JOIN judged AS j ON j.deployment IS NOT DISTINCT FROM t.deployment
-LEFT JOIN worker_list AS w ON w.deployment IS NOT DISTINCT FROM t.deployment
 LEFT JOIN decoded AS d ON d.deployment IS NOT DISTINCT FROM t.deployment
-LEFT JOIN culprit AS c ON c.deployment IS NOT DISTINCT FROM t.deployment
+LEFT JOIN named_request AS n ON n.deployment IS NOT DISTINCT FROM t.deployment
+LEFT JOIN naming AS g ON g.deployment IS NOT DISTINCT FROM t.deployment
 LEFT JOIN longest AS l ON l.deployment IS NOT DISTINCT FROM t.deployment
-LEFT JOIN deployment_sources AS s ON s.deployment = t.deployment AND s.evidence = 'steps'
+LEFT JOIN stepwise AS w ON w.deployment IS NOT DISTINCT FROM t.deployment
+LEFT JOIN file AS s ON s.deployment IS NOT DISTINCT FROM t.deployment

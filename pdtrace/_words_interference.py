@@ -1,0 +1,165 @@
+"""The words of prefill interference: what was lost, who took it, how it is known, where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdtrace._words import Row, Words, sentence
+from pdtrace.numbers import duration, plural, seconds, share
+
+NOT_FASTER = "Taking the cause away makes streams steadier; that is not the same as faster."
+LEVELS = {
+    "A": "engine steps", "B": "token times and prefill intervals", "C": "durations of requests",
+}  # fmt: skip
+_TIME = {
+    "A": "step-counted decode time (step duration × requests decoding in it)",
+    "B": "the decode time of the streams with token times",
+    "C": "the decode time of the requests, first token to end",
+}
+
+
+def prefill_interference(row: Row) -> Words:
+    """Decode time taken by others' prompts."""
+    least = "at least " if row["level"] == "C" else ""
+    return Words(
+        title=f"prompts of others held decodes up for {least}{seconds(row['value'])}: "
+        f"{share(row['share'])} of decode time",
+        detail=sentence(
+            f"Interval {seconds(row['interval_low'])} to {seconds(row['interval_high'])}, "
+            f"from {_levels(row['levels'])}; the denominator is {_denominator(row['levels'])}, "
+            f"{seconds(row['decode_s'])}.",
+            _steps(row),
+            _tokens(row),
+            _who(row),
+            _others(row),
+        ),
+        assumptions=_assumptions(row),
+        suggestions=(
+            "a lower token budget of a step (chunked prefill), a cap on long prefills, or other"
+            " workers for long prompts. " + NOT_FASTER,
+        ),
+    )
+
+
+def _levels(levels: Sequence[str]) -> str:
+    said = [f"{LEVELS[level]} (level {level})" for level in levels]
+    return " on some workers and ".join(said)
+
+
+def _denominator(levels: Sequence[str]) -> str:
+    return " and ".join(_TIME[level] for level in levels)
+
+
+def _steps(row: Row) -> str | None:
+    if "A" not in row["levels"]:
+        return None
+    return (
+        f"A step that only decodes takes {duration(row['decode_only_p50_ms'])}, one that also "
+        f"computes prompts {duration(row['mixed_p50_ms'])} (medians); "
+        f"{plural(row['affected_steps'], 'step')} held decodes up, the longest for "
+        f"{duration(row['longest_step_ms'])}. Cross-check by plain excess over the decode-only "
+        f"median: {seconds(row['plain_lost_s'])}"
+        + (
+            f"; token times of the same workers say {seconds(row['gaps_lost_s'])}."
+            if row["gaps_lost_s"] is not None
+            else "."
+        )
+    )
+
+
+def _tokens(row: Row) -> str | None:
+    if row["tail_explained_ratio"] is None:
+        return None
+    events = (
+        f"; {plural(row['events'], 'single stall')} of {duration(row['event_ms'])} or more can be"
+        " called (table interference_events)"
+        if row["events"]
+        else ""
+    )
+    return (
+        f"Prompts explain {share(row['tail_explained_ratio'])} of what the longest hundredth of"
+        f" the token gaps lasts beyond the ordinary{events}."
+    )
+
+
+def _who(row: Row) -> str | None:
+    parts = []
+    if row["culprits"]:
+        first = row["culprits"][0]
+        parts.append(f"The prompt of {first['request']} took most ({seconds(first['value'])})")
+    if row["victims"]:
+        first = row["victims"][0]
+        parts.append(f"{first['request']} lost most ({seconds(first['value'])})")
+    return "; ".join(parts) + "." if parts else None
+
+
+def _others(row: Row) -> str | None:
+    """Workers that are not in the sum: judged without a flag, or not judged."""
+    judged = row["workers_judged"] - max(1, len(row["workers"]))
+    parts = []
+    if judged:
+        parts.append(f"{plural(judged, 'other worker')} judged, nothing shown there")
+    if row["workers_unknown"]:
+        parts.append(f"{plural(row['workers_unknown'], 'worker')} cannot be judged")
+    return "; ".join(parts) + "." if parts else None
+
+
+def _assumptions(row: Row) -> tuple[str, ...]:
+    levels = row["levels"]
+    told = []
+    if "A" in levels:
+        told.append(
+            "a step without prompt tokens would have taken what a fit of decode-only steps gives"
+        )
+    if "B" in levels:
+        told.append("a gap without a prefill would have lasted what a fit of such gaps gives")
+    if "C" in levels:
+        told.append(
+            "a lower value: what prompts cost whatever their length cannot be told from load"
+        )
+    if row["named_by"] in {"token times", "both"} and "A" in levels:
+        told.append(
+            "the sum comes from engine steps, which name no requests; who took it and who lost it"
+            " comes from token times (level B)"
+        )
+    if len(levels) > 1:
+        told.append("workers are judged at different levels; each is counted once, at its best")
+    return (*told, *(row["notes"] or ()))
+
+
+def judged(rows: Sequence[Row]) -> list[str]:
+    """One sentence for each worker that was judged and not flagged (view interference_by_worker)."""
+    lines = []
+    for row in rows:
+        who = row["worker"] or "no worker known"
+        if row["flagged"] is not False:
+            continue
+        lines.append(
+            f"prefill interference on {who}, judged by {LEVELS[row['level']]} (level {row['level']}):"
+            f" {_amount(row)} of {seconds(row['decode_s'])} of decode time"
+        )
+    return lines
+
+
+def _amount(row: Row) -> str:
+    low, high = row["lost_low_s"], row["lost_high_s"]
+    if row["lost_s"] is None:
+        return "unknown seconds"
+    if low is None or high is None:
+        return seconds(row["lost_s"])
+    return f"{seconds(row['lost_s'])} (interval {seconds(low)} to {seconds(high)})"
+
+
+def unjudged(rows: Sequence[Row]) -> str | None:
+    """Why prompts that held up streams cannot be told, for workers where they might have."""
+    able = [row for row in rows if row["role"] not in {"decode", "prefill"}]
+    blind = [row for row in able if row["flagged"] is None]
+    if able and not blind:
+        return None
+    claim = "whether prompts of some requests held up the streams of others"
+    if not able:
+        return None if rows else f"{claim}: neither engine steps nor token times are there"
+    if len(blind) < len(able):
+        claim += f" on {len(blind)} of {plural(len(able), 'worker')}"
+    notes = [note for row in blind for note in row["notes"]]
+    return f"{claim}: {notes[0] if notes else 'neither engine steps nor token times are there'}"

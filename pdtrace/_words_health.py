@@ -120,28 +120,6 @@ def low_cache_reuse(row: Row) -> Words:
     )
 
 
-def decode_idle(row: Row) -> Words:
-    """Decode workers stood still."""
-    return Words(
-        title=f"decode workers stood still for {share(row['share'])} of the time while their requests waited for KV",
-        detail=f"{seconds(row['value'])} of {seconds(row['observed_s'])} worker time; requests on their way to them waited "
-        f"{seconds(row['kv_waited_s'])} for KV.",
-        assumptions=("with a light load idle decode workers are headroom, not waste",),
-        suggestions=(
-            "another ratio of prefill to decode workers, where prefill or the transfer is the bottleneck",
-        ),
-    )
-
-
-def transfer_failures(row: Row) -> Words:
-    """KV movements failed."""
-    return Words(
-        title=f"{count(row['value'])} of {plural(row['transfers'], 'KV movement')} failed",
-        detail=f"{row['failed']:,} failed, {row['expired']:,} expired.",
-        suggestions=("reading the transfer engine's log on both sides",),
-    )
-
-
 def clock_skew(row: Row) -> Words:
     """Clocks disagree, or the times do."""
     parts = []

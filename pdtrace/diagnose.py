@@ -25,6 +25,7 @@ _READ_BY_MANY = (
     "value_quartiles",
     "deployment_sources",
     "phase_by_request",
+    "transfer_times",
     "gap_summary",
     "token_dependence",
 )

@@ -12,7 +12,13 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from pdtrace.methods import _gap_inputs, interference_gaps, interference_steps
+from pdtrace.methods import (
+    _gap_inputs,
+    interference_gaps,
+    interference_steps,
+    kv_sizes,
+    transfer_fit,
+)
 
 
 class Tables(Protocol):
@@ -58,6 +64,14 @@ def _interference_gaps(tables: Tables) -> dict[str, pl.DataFrame]:
     return interference_gaps.tables(judged)
 
 
+def _kv_sizes(tables: Tables) -> dict[str, pl.DataFrame]:
+    return {"kv_sizes": kv_sizes.sizes(tables.sql(kv_sizes.MODELS), tables.sql(kv_sizes.FACTS))}
+
+
+def _transfer_fit(tables: Tables) -> dict[str, pl.DataFrame]:
+    return {"transfer_fits": transfer_fit.fits(tables.sql(transfer_fit.TRANSFERS))}
+
+
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
@@ -72,6 +86,18 @@ METHODS: dict[str, Method] = {
             makes=("interference_gaps", "interference_gap_losses", "interference_events"),
             needs=("streams", "intervals", "legs", "requests", "workers", "facts"),
             function=_interference_gaps,
+        ),
+        Method(
+            name="kv_sizes",
+            makes=("kv_sizes",),
+            needs=("requests", "facts", "workers"),
+            function=_kv_sizes,
+        ),
+        Method(  # after kv_sizes: bytes that nobody measured come from there
+            name="transfer_fit",
+            makes=("transfer_fits",),
+            needs=("transfer_times", "kv_sizes"),
+            function=_transfer_fit,
         ),
     )
 }

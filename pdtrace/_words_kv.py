@@ -113,17 +113,21 @@ def _moved(row: Row) -> str | None:
             f"{told}: under way for {seconds(row['moved_s'])} in all, of which {seconds(row['hidden_s'])} were hidden "
             "behind the requests' own prefill."
         )
-    moved_bytes = (
-        row["counter_bytes"] if row["counter_bytes"] is not None else row["expected_bytes"]
-    )
-    if not moved_bytes or not row["value"]:
-        return None
-    what = (
-        f"They moved {size(moved_bytes)}"
-        if row["counter_bytes"] is not None
-        else f"The KV of all prompts is {size(moved_bytes)}"
-    )
-    return f"{what}: on average at least {rate(moved_bytes / row['value'])} over the wait."
+    if row["counter_bytes"] is not None:
+        if not row["counter_s"]:
+            return f"They moved {size(row['counter_bytes'])}."
+        mean = rate(row["counter_bytes"] / row["counter_s"])
+        return (
+            f"They moved {size(row['counter_bytes'])}, {mean} as the mean of single movements; "
+            "the speed of the link may be greater."
+        )
+    if row["expected_bytes"] and row["value"]:
+        needed = rate(row["expected_bytes"] / row["value"])
+        return (
+            f"The KV of all prompts is {size(row['expected_bytes'])}: {needed} if all of it "
+            "moved during that wait."
+        )
+    return None
 
 
 def _link(row: Row) -> str | None:

@@ -26,6 +26,9 @@ _READ_BY_MANY = (
     "deployment_sources",
     "phase_by_request",
     "transfer_times",
+    "prompt_reuse",
+    "load_spread",
+    "decision_outcomes",
     "gap_summary",
     "token_dependence",
 )

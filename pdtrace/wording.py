@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pdtrace import _words_figures, _words_health, _words_kv, _words_latency, _words_table
+from pdtrace import (
+    _words_figures,
+    _words_health,
+    _words_kv,
+    _words_latency,
+    _words_routing,
+    _words_table,
+)
 from pdtrace._words import Row, Words, phase
 from pdtrace.model import Finding
 from pdtrace.numbers import duration, plural, share
@@ -14,7 +21,7 @@ if TYPE_CHECKING:
     from pdtrace.diagnose import Deployment
 
 MANY = 100  # so many values have a 99th percentile to speak of
-_ROOMS = (_words_latency, _words_health, _words_kv)
+_ROOMS = (_words_latency, _words_health, _words_kv, _words_routing)
 # In the order in which a finding may carry the verdict; the others only add.
 _VERDICT_CAUSES = (
     "kv_alarm", "failed_requests", "prefill_interference", "engine_queue", "kv_transfer", "router_queue",

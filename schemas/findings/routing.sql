@@ -56,7 +56,7 @@
 --   index_saved_tokens   BIGINT     tokens  best match less chosen match, as the router counts them; NULL unknown
 --   belief               VARCHAR    engine (checked against the engines, see router_belief), answer, copy (the answers repeat the belief), none
 WITH decided AS (
-  SELECT deployment, count(*) AS decisions, count(DISTINCT request) AS requests,
+  SELECT deployment, count(*) AS decisions,
     string_agg(DISTINCT policy, ', ' ORDER BY policy) AS policies,
     quantile_cont(duration_ms, [0.5, 0.99]) AS choice_ms, sum(duration_ms) / 1e3 AS decide_s,
     CASE WHEN count(believed_tokens) = 0 OR count(error_tokens) = 0 THEN 'none'
@@ -143,7 +143,7 @@ decode_spread AS (
   GROUP BY deployment
 ),
 joined AS (
-  SELECT p.deployment, p.n AS requests, p.prompt_tokens, d.* EXCLUDE (deployment, requests),
+  SELECT p.deployment, p.n AS requests, p.prompt_tokens, d.* EXCLUDE (deployment),
     f.ttft_s, s.* EXCLUDE (deployment), q.* EXCLUDE (deployment), t.later_turns, t.kept / nullif(t.later_turns, 0) AS kept,
     c.chance_ratio, c.workers_used, t.moved_saved_tokens, x.index_saved_tokens,
     coalesce(t.culprits, []) AS culprits,

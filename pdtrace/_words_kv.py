@@ -54,8 +54,14 @@ def _split(row: Row) -> str:
         if row["upper_bound_s"]
         else ""
     )
+    busy = ""
+    apart = (row["bridge_s"] or 0) + (row["space_s"] or 0)
+    if apart and row["link_busy_s"] is not None:
+        busy = (
+            f"; for {share(row['link_busy_s'] / apart)} of those waits the link was moving other KV"
+        )
     return (
-        f"Transfer {seconds(row['transfer_s'])}, {waited}, loads from a cache tier "
+        f"Transfer {seconds(row['transfer_s'])}, {waited}{busy}, loads from a cache tier "
         f"{seconds(row['load_s'])}{bound}."
     )
 
@@ -175,8 +181,16 @@ def _assumed(row: Row) -> list[str]:
 
 
 def _advice(row: Row) -> str:
-    if (row["space_s"] or 0) > 0.3 * row["value"]:
-        return "KV space on the decode workers: more of it, or fewer requests at once"
+    apart = (row["bridge_s"] or 0) + (row["space_s"] or 0)
+    if apart > 0.3 * row["value"]:
+        busy = None if row["link_busy_s"] is None else row["link_busy_s"] / apart
+        if busy is not None and busy > 0.8:
+            return (
+                "the link: it was moving other KV nearly all the while that requests waited for their transfer; a faster "
+                "one, more of them, or less KV to move (and then KV space on the decode workers)"
+            )
+        if row["space_s"] or (busy is not None and busy < 0.3):
+            return "KV space on the decode workers: more of it, or fewer requests at once"
     if (row["link_contention_low_ratio"] or 0) > 0.2:
         return "the link: movements share it; spreading them over more links or times"
     return "comparing with the size of the KV and the speed of the link; KV space on the decode workers"

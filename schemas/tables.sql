@@ -448,6 +448,16 @@ CREATE TABLE kv_sizes (
   note VARCHAR               -- source of the shape, what was assumed, or why it is unknown
 );
 
+-- waits between prefill and the start of the transfer, and how much of them a busy link fills
+-- stage: methods
+-- key: deployment, request
+CREATE TABLE transfer_waits (
+  deployment VARCHAR,        -- deployment
+  request VARCHAR,           -- the request
+  wait_ms DOUBLE,            -- time between prefill and transfer (details bridge_wait and kv_space_wait, upper bounds left out)
+  busy_ms DOUBLE             -- of it while the worker that sends or the one that receives was moving other KV (the greater of the two)
+);
+
 -- how long a link between workers takes for so many bytes: setup time + bytes / bandwidth
 -- stage: methods
 -- key: deployment, source_worker, destination_worker, backend, direction, bytes_basis

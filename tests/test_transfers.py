@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from pdtrace import methods, wording
-from pdtrace.methods import kv_sizes, transfer_fit
+from pdtrace.methods import kv_sizes, transfer_fit, transfer_waits
 from pdtrace.methods.kv_sizes import bytes_per_token, shape_of
 from pdtrace.store import Store
 
@@ -398,3 +398,47 @@ def test_distserve_stages_follow_from_the_seven_instants(con: Store) -> None:
     assert [s["name"] for s in shares][2:4] == ["transmission", "decoding queuing"]
     assert sum(s["share_of_sum_ratio"] for s in shares) == pytest.approx(1)
     assert shares[2]["mean_of_shares_ratio"] == pytest.approx((0.04 + 0.09) / 2)
+
+
+def test_a_wait_behind_a_busy_link_is_told_from_one_beside_an_idle_link(con: Store) -> None:
+    """Ten waits of 400 ms each; the link p -> q moves other KV during 300 of them, or not at all."""
+    split(con, 10)
+    con.append("phases", [at(i, "kv_wait", "kv_space_wait", 100, 500) for i in range(10)]
+               + [at(i, "kv_transfer", "kv_transfer", 500, 600) for i in range(10)])  # fmt: skip
+    con.append("transfers", [move(i, 500, 600, bytes=10**6) for i in range(10)])
+    methods.run(con, [methods.METHODS["transfer_waits"]])
+    rows = con.query("transfer_waits").to_dicts()
+    assert [(r["wait_ms"], r["busy_ms"]) for r in rows] == [(400, 0)] * 10
+    said = wording.finding("kv_transfer", con.query("kv_transfer").to_dicts()[0])
+    assert said.suggestions[0].startswith("KV space")
+    con.append("transfers", [
+        move(i, start, end, leg=None, source_worker="p", destination_worker="other")
+        for i in range(10) for start, end in ((0, 300), (250, 350), (400, 450))
+    ])  # fmt: skip
+    methods.run(con, [methods.METHODS["transfer_waits"]])
+    rows = con.query("transfer_waits").to_dicts()
+    assert [(r["wait_ms"], r["busy_ms"]) for r in rows] == [(400, 250 + 50)] * 10
+    con.append(
+        "transfers",
+        [move(i, 300, 490, leg=None, source_worker="p", destination_worker="q") for i in range(10)],
+    )
+    methods.run(con, [methods.METHODS["transfer_waits"]])
+    row = con.query("kv_transfer").to_dicts()[0]
+    assert row["link_busy_s"] == pytest.approx(10 * 0.39)
+    said = wording.finding("kv_transfer", row)
+    assert "for 98 % of those waits the link was moving other KV" in said.detail
+    assert said.suggestions[0].startswith("the link")
+
+
+def test_cover_is_that_of_the_union() -> None:
+    starts, stops = np.array([10, 0, 5, 30]), np.array([12, 4, 20, 40])
+    begin, end = np.array([0, 4, 3, -5, 35, 50, 0]), np.array([5, 5, 35, 60, 36, 60, 0])
+    assert list(transfer_waits.covered(starts, stops, begin, end)) == [
+        4,
+        0,
+        1 + 15 + 5,
+        4 + 15 + 10,
+        1,
+        0,
+        0,
+    ]

@@ -18,6 +18,7 @@ from pdtrace.methods import (
     interference_steps,
     kv_sizes,
     transfer_fit,
+    transfer_waits,
 )
 
 
@@ -72,6 +73,11 @@ def _transfer_fit(tables: Tables) -> dict[str, pl.DataFrame]:
     return {"transfer_fits": transfer_fit.fits(tables.sql(transfer_fit.TRANSFERS))}
 
 
+def _transfer_waits(tables: Tables) -> dict[str, pl.DataFrame]:
+    moves = tables.sql(transfer_waits.MOVES)
+    return {"transfer_waits": transfer_waits.waits(moves, tables.sql(transfer_waits.WAITS))}
+
+
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
@@ -98,6 +104,12 @@ METHODS: dict[str, Method] = {
             makes=("transfer_fits",),
             needs=("transfer_times", "kv_sizes"),
             function=_transfer_fit,
+        ),
+        Method(
+            name="transfer_waits",
+            makes=("transfer_waits",),
+            needs=("transfer_times", "phases", "requests"),
+            function=_transfer_waits,
         ),
     )
 }

@@ -11,7 +11,7 @@
 -- the row is always there: that KV costs little is an answer, too.
 --
 -- grain:   one row per deployment
--- needs:   waits, deployment_sources, transfer_summary, transfer_links, phase_by_request, requests, streams, legs
+-- needs:   waits, deployment_sources, transfer_summary, transfer_links, transfer_waits, phase_by_request, counted_requests, requests, streams, legs
 -- params:
 --   min_ttft_ratio  0.05  a twentieth of the TTFT, below the scatter of most runs
 --   min_e2e_ratio   0.05  likewise of the whole durations, where first tokens are unknown
@@ -45,6 +45,7 @@
 --   bytes_basis         VARCHAR    measured, config, formula or mixed: where those bytes come from
 --   bridge_s            DOUBLE     s  part of wait_s between prefill and the transfer's start
 --   space_s             DOUBLE     s  part of wait_s that is known to be a wait for KV space on the decode worker
+--   link_busy_s         DOUBLE     s  part of bridge_s and space_s while the link was moving other KV (table transfer_waits); NULL without movements' instants
 --   moved_s             DOUBLE     s  time that movements were under way, overlaps within a request once; NULL without instants
 --   hidden_s            DOUBLE     s  of it inside the requests' own prefill steps: nobody waited
 --   counter_transfers   BIGINT     movements that counters or log lines tell of (each rank's own counts)
@@ -95,6 +96,12 @@ late AS (
   LEFT JOIN first_gap AS g ON g.request = e.request
   GROUP BY e.deployment
 ),
+behind AS (
+  SELECT w.deployment, sum(busy_ms) / 1e3 AS link_busy_s
+  FROM transfer_waits AS w
+  SEMI JOIN counted_requests AS c ON c.request = w.request
+  GROUP BY w.deployment
+),
 busiest_link AS (
   SELECT *, count(*) OVER (PARTITION BY deployment) AS links
   FROM transfer_links
@@ -120,7 +127,7 @@ SELECT d.deployment,
   m.movements AS transfers, m.bytes AS transferred_bytes, m.bytes_basis,
   coalesce(detail_s['bridge_wait'] - bound_detail_s['bridge_wait'], 0) AS bridge_s,
   coalesce(detail_s['kv_space_wait'] - bound_detail_s['kv_space_wait'], 0) AS space_s,
-  m.moved_s, m.hidden_s, m.counter_transfers, m.counter_s, m.counter_bytes,
+  n.link_busy_s, m.moved_s, m.hidden_s, m.counter_transfers, m.counter_s, m.counter_bytes,
   CASE WHEN m.counter_transfers >= d.requests AND m.counter_s < d.wait_s THEN m.counter_s END
     AS at_most_transfer_s,
   m.expected_bytes, m.expected_basis, m.size_note, m.origin,
@@ -138,6 +145,7 @@ FROM waits(
 ) AS d
 LEFT JOIN transfer_summary AS m ON m.deployment IS NOT DISTINCT FROM d.deployment
 LEFT JOIN late AS e ON e.deployment IS NOT DISTINCT FROM d.deployment
+LEFT JOIN behind AS n ON n.deployment IS NOT DISTINCT FROM d.deployment
 LEFT JOIN busiest_link AS b ON b.deployment IS NOT DISTINCT FROM d.deployment
 LEFT JOIN deployment_sources AS s ON s.deployment = d.deployment AND s.evidence = 'requests'
 WHERE d.wait_s > 0

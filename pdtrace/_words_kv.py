@@ -47,7 +47,7 @@ def _split(row: Row) -> str:
     if row["bridge_s"] or row["space_s"]:
         waited = (
             f"between prefill and its start {seconds(row['bridge_s'])} (that may hold waits for KV space), "
-            f"waits known to be for KV space {seconds(row['space_s'])}"
+            f"waits stated to be for KV space {seconds(row['space_s'])}"
         )
     bound = (
         f", and {seconds(row['upper_bound_s'])} of waits that may hold other things"
@@ -115,10 +115,12 @@ def _moved(row: Row) -> str | None:
         told = f"Records tell of {plural(row['transfers'], 'KV movement')}{moved}"
         if row["moved_s"] is None:
             return f"{told}."
-        return (
-            f"{told}: under way for {seconds(row['moved_s'])} in all, of which {seconds(row['hidden_s'])} were hidden "
-            "behind the requests' own prefill."
+        hidden = (
+            f"of which {seconds(row['hidden_s'])} were hidden behind the requests' own prefill"
+            if row["hidden_s"] is not None
+            else "what of it was hidden behind prefill is not known (prefill is known as wall time only)"
         )
+        return f"{told}: under way for {seconds(row['moved_s'])} in all, {hidden}."
     if row["counter_bytes"] is not None:
         if not row["counter_s"]:
             return f"They moved {size(row['counter_bytes'])}."
@@ -140,7 +142,7 @@ def _link(row: Row) -> str | None:
     """Speed of the link that carried most."""
     if not row["links"] or (row["link_rate"] is None and row["link_speed"] is None):
         return row["link_note"] and f"No fit of the link: {row['link_note']}."
-    ends = f"{row['link_from'] or 'unknown'} → {row['link_to'] or 'unknown'}"
+    ends = f"{_short(row['link_from'])} → {_short(row['link_to'])}"
     which = "The link" if row["links"] == 1 else f"Of {row['links']:,} links the busiest,"
     parts = []
     if row["link_rate"] is not None:
@@ -153,6 +155,11 @@ def _link(row: Row) -> str | None:
         )
     text = f"{which} {ends}, " if row["links"] > 1 else f"{which} {ends} "
     return text + "; ".join(parts) + "." + _contention(row)
+
+
+def _short(worker: str | None) -> str:
+    """A worker's id without the kind of its name."""
+    return "unknown" if worker is None else worker.partition(":")[2] or worker
 
 
 def _contention(row: Row) -> str:

@@ -159,6 +159,8 @@ def router_belief(row: Row) -> Words:
         if row["share"] is not None
         else f"the router missed {count(row['missed_tokens'])} cached tokens"
     )
+    if not row["too_high"] and not row["too_low"]:
+        wrong = "what the router believed cached was there"
     return Words(
         title=wrong,
         detail=f"Over {plural(row['requests'], 'choice')} it believed {count(row['believed_tokens'])} tokens cached on the "

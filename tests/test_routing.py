@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdtrace import wording
+from pdtrace import _identity_names, wording
 from pdtrace.store import Store
 
 MS = 1_000_000
@@ -274,3 +274,32 @@ def test_choices_without_a_leg_are_found_by_the_routers_own_id(con: Store) -> No
     assert con.sql("SELECT router, request, deployment FROM decision_outcomes ORDER BY ALL").rows() == [
         ("x", "r001", "d"), ("y", None, None),
     ]  # fmt: skip
+
+
+def test_bare_names_become_the_worker_of_that_deployment_that_has_them(con: Store) -> None:
+    con.append("workers", [
+        {"worker": w, "deployment": d} for w, d in (("instance:a", "d"), ("instance:b", "d"), ("instance:c", "e"))
+    ])  # fmt: skip
+    con.append("worker_aliases", [
+        {"worker": "instance:a", "kind": "instance", "value": "one"}, {"worker": "instance:c", "kind": "pod", "value": "one"},
+        {"worker": "instance:a", "kind": "service", "value": "engine"}, {"worker": "instance:b", "kind": "service", "value": "engine"},
+    ])  # fmt: skip
+    con.append("legs", [{"leg": "l", "deployment": "d"}, {"leg": "m", "deployment": "e"}])
+    con.append(
+        "decisions",
+        [
+            {"leg": leg, "worker": w}
+            for leg, w in (("l", "one"), ("m", "one"), ("l", "engine"), ("l", "instance:b"))
+        ],
+    )
+    con.append("transfers", [{"leg": "l", "source_worker": "one", "destination_worker": "two"}])
+    _identity_names.resolve(con)
+    assert sorted(con.sql("SELECT worker FROM decisions")["worker"]) == [
+        "engine",
+        "instance:a",
+        "instance:b",
+        "instance:c",
+    ]
+    assert con.sql("SELECT source_worker, destination_worker FROM transfers").rows() == [
+        ("instance:a", "two")
+    ]

@@ -226,6 +226,19 @@ def test_overlapping_chunks_count_once_and_what_lies_under_prefill_is_hidden(con
     assert (row["moved_ms"], row["hidden_ms"], row["exposed_ms"]) == (90, 20 + 30, 30)
 
 
+def test_behind_a_prefill_known_as_wall_time_the_hidden_part_is_unknown(con: Store) -> None:
+    split(con, 3)
+    con.append("phases", [
+        at(0, "prefill", "prefill_wall", 0, 100), at(0, "kv_transfer", "kv_transfer", 100, 150),
+        at(1, "prefill", "prefill_wall", 0, 100), at(1, "kv_transfer", "kv_transfer", 110, 150),
+        at(2, "kv_transfer", "kv_transfer", 110, 150),
+    ])  # fmt: skip
+    con.append("transfers", [move(0, 100, 150), move(1, 110, 150), move(2, 110, 150)])
+    rows = con.sql("SELECT hidden_ms, exposed_ms FROM transfer_requests ORDER BY request").rows()
+    assert rows == [(None, 50), (0, 40), (None, 40)]  # met it, came after it, no prefill known
+    assert con.query("transfer_summary")["hidden_s"].to_list() == [None]
+
+
 def test_a_link_is_known_by_what_it_gave_while_busy(con: Store) -> None:
     split(con, 4)
     con.append("transfers", [
@@ -351,7 +364,7 @@ def test_waits_for_space_are_told_apart_from_the_transfer_where_records_do(con: 
         map(pytest.approx, (0.2, 1.0, 0.8))
     )
     said = wording.finding("kv_transfer", row)
-    assert "waits known to be for KV space 1.00 s" in said.detail
+    assert "waits stated to be for KV space 1.00 s" in said.detail
     assert said.suggestions[0].startswith("KV space")
 
 

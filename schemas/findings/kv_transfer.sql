@@ -47,7 +47,7 @@
 --   space_s             DOUBLE     s  part of wait_s that is known to be a wait for KV space on the decode worker
 --   link_busy_s         DOUBLE     s  part of bridge_s and space_s while the link was moving other KV (table transfer_waits); NULL without movements' instants
 --   moved_s             DOUBLE     s  time that movements were under way, overlaps within a request once; NULL without instants
---   hidden_s            DOUBLE     s  of it inside the requests' own prefill steps: nobody waited
+--   hidden_s            DOUBLE     s  of it inside the requests' own prefill steps: nobody waited; NULL unknown
 --   counter_transfers   BIGINT     movements that counters or log lines tell of (each rank's own counts)
 --   counter_s           DOUBLE     s  sum of their durations
 --   counter_bytes       BIGINT     bytes  their bytes

@@ -4,7 +4,8 @@
 -- The movements of a request are a union: layers or chunks that overlap count once. Hidden is what
 -- lies inside steps of its own prefill (detail prefill_exec); exposed is what the partition gives to
 -- kv_transfer and kv_load. What is neither lies under other work (a decode step, a prefill known as
--- wall time only) or outside the request's window.
+-- wall time only: then hidden_ms is
+-- NULL, for steps and gaps of that prefill are not told apart) or outside the request's window.
 --
 -- grain:   one row per request with at least one movement of known start and end
 -- needs:   transfer_times, phases, requests
@@ -14,7 +15,7 @@
 --   movements           BIGINT   movements with start and end
 --   bytes               BIGINT   bytes  bytes of all of them; NULL when those of any are unknown
 --   moved_ms            DOUBLE   ms     time during which at least one was under way
---   hidden_ms           DOUBLE   ms     of it inside the request's own prefill steps
+--   hidden_ms           DOUBLE   ms     of it inside the request's own prefill steps; NULL where it met a prefill known as wall time only, or none is known
 --   exposed_ms          DOUBLE   ms     time that the request waited for it: phases kv_transfer and kv_load
 --   first_token_origin  VARCHAR  prefill or decode: who made the first delivered token
 --   before_token        VARCHAR  first (TTFT) or second (the first gap): which token the P to D movement holds up; NULL unknown
@@ -35,6 +36,7 @@ piece AS (
 ),
 moved AS (
   SELECT request, any_value(deployment) AS deployment, count(*) AS movements,
+    min(start_ns) AS start_ns,
     CASE WHEN count(bytes) = count(*) THEN sum(bytes)::BIGINT END AS bytes
   FROM move
   GROUP BY request
@@ -48,13 +50,22 @@ own_phase AS (
   SELECT p.request, p.phase, p.detail, p.start_ns, p.end_ns
   FROM phases AS p
   SEMI JOIN moved AS m ON m.request = p.request
-  WHERE p.detail IN ('prefill_exec', 'kv_transfer', 'kv_load')
+  WHERE p.phase = 'prefill' OR p.detail IN ('kv_transfer', 'kv_load')
 ),
 exposed AS (
   SELECT request, sum(end_ns - start_ns) / 1e6 AS exposed_ms
   FROM own_phase
-  WHERE detail != 'prefill_exec'
+  WHERE phase != 'prefill'
   GROUP BY request
+),
+prefill AS (
+  -- a wall that ends where the movement begins was cut there by it, or ended there: cannot tell
+  SELECT p.request,
+    max(p.end_ns) FILTER (p.detail = 'prefill_wall') >= min(m.start_ns) AS met_wall
+  FROM own_phase AS p
+  JOIN moved AS m ON m.request = p.request
+  WHERE p.phase = 'prefill'
+  GROUP BY p.request
 ),
 hidden AS (
   SELECT s.request,
@@ -65,11 +76,14 @@ hidden AS (
   GROUP BY s.request
 )
 SELECT m.deployment, m.request, m.movements, m.bytes, u.moved_ms,
-  coalesce(h.hidden_ms, 0) AS hidden_ms, coalesce(e.exposed_ms, 0) AS exposed_ms,
+  CASE WHEN w.request IS NULL OR w.met_wall THEN NULL ELSE coalesce(h.hidden_ms, 0) END
+    AS hidden_ms,
+  coalesce(e.exposed_ms, 0) AS exposed_ms,
   r.first_token_origin,
   CASE r.first_token_origin WHEN 'decode' THEN 'first' WHEN 'prefill' THEN 'second' END AS before_token
 FROM moved AS m
 JOIN union_time AS u ON u.request = m.request
 JOIN requests AS r ON r.request = m.request
+LEFT JOIN prefill AS w ON w.request = m.request
 LEFT JOIN hidden AS h ON h.request = m.request
 LEFT JOIN exposed AS e ON e.request = m.request

@@ -15,7 +15,7 @@
 --   bytes_basis          VARCHAR  measured, config, formula or mixed
 --   timed_requests       BIGINT   requests whose movements have start and end
 --   moved_s              DOUBLE   s      time that their movements were under way, overlaps within a request once
---   hidden_s             DOUBLE   s      of it inside the request's own prefill steps
+--   hidden_s             DOUBLE   s      of it inside the request's own prefill steps; NULL when that of any is unknown
 --   exposed_s            DOUBLE   s      time that they waited for it
 --   counter_transfers    BIGINT   movements that counters tell of (each rank's own counts)
 --   counter_s            DOUBLE   s      sum of their durations; NULL unknown
@@ -54,7 +54,7 @@ move_total AS (
 ),
 timed AS (
   SELECT deployment, count(*) AS timed_requests, sum(moved_ms) / 1e3 AS moved_s,
-    sum(hidden_ms) / 1e3 AS hidden_s, sum(exposed_ms) / 1e3 AS exposed_s
+    CASE WHEN count(hidden_ms) = count(*) THEN sum(hidden_ms) / 1e3 END AS hidden_s, sum(exposed_ms) / 1e3 AS exposed_s
   FROM transfer_requests
   GROUP BY deployment
 ),

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pdtrace.numbers import duration, share
+
 Row = Mapping[str, Any]
 
 
@@ -44,3 +46,18 @@ def phase(name: str | None) -> str:
 def sentence(*parts: str | None) -> str:
     """The parts that there are, joined by blanks."""
     return " ".join(part for part in parts if part)
+
+
+def of_ttft(row: Row) -> str:
+    """The share of a wait: of the time before first tokens, else of the whole durations."""
+    if row["share"] is not None:
+        return f"{share(row['share'])} of the time before first tokens"
+    return f"{share(row['share_of_e2e_ratio'])} of the requests' time"
+
+
+def wait_spread(row: Row) -> str:
+    """Median and tail of a wait, request by request."""
+    return (
+        f"Per request p50 {duration(row['wait_p50_ms'])}, p90 {duration(row['wait_p90_ms'])}, "
+        f"p99 {duration(row['wait_p99_ms'])}."
+    )

@@ -51,28 +51,6 @@ def preemption(row: Row) -> Words:
     )
 
 
-def worker_imbalance(row: Row) -> Words:
-    """Unequal shares of workers."""
-    side = "" if row["side"] == "both" else f"{row['side']} "
-    idle = f" {plural(row['idle_workers'], 'worker')} got nothing." if row["idle_workers"] else ""
-    return Words(
-        title=f"one {side}worker got {row['value']:.2f} times the mean of its role ({row['measure']})",
-        detail=f"{plural(row['workers_seen'], 'worker')}; requests {_times(row['requests_over_mean'])}, tokens "
-        f"{_times(row['tokens_over_mean'])} of the mean, the least loaded {_times(row['least_over_mean'])}; "
-        f"{row['sigma']:.1f} standard deviations from chance.{idle}",
-        assumptions=(
-            "a router that follows prefix caches is uneven on purpose: unevenness alone is no fault",
-        ),
-        suggestions=(
-            "comparing queue times of these workers; weighing load against cache affinity in the router",
-        ),
-    )
-
-
-def _times(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.2f}×"
-
-
 def failed_requests(row: Row) -> Words:
     """Failures, aborts, HTTP errors."""
     parts = []
@@ -107,38 +85,6 @@ def kv_alarm(row: Row) -> Words:
         suggestions=(
             "repeating the requests named; keeping KV longer for the decode side, or shortening the wait before it is read",
         ),
-    )
-
-
-def low_cache_reuse(row: Row) -> Words:
-    """Later turns computed their prefix again."""
-    return Words(
-        title=f"later turns computed {share(row['share'])} of a reusable prefix again",
-        detail=f"{count(row['value'])} of {count(row['reusable_tokens'])} tokens in {plural(row['sessions'], 'session')}; "
-        f"{row['moved_turns']:,} of {plural(row['requests'], 'later turn')} went to another worker than the turn before.",
-        suggestions=("routing the turns of a session to one worker; cache size and eviction",),
-    )
-
-
-def decode_idle(row: Row) -> Words:
-    """Decode workers stood still."""
-    return Words(
-        title=f"decode workers stood still for {share(row['share'])} of the time while their requests waited for KV",
-        detail=f"{seconds(row['value'])} of {seconds(row['observed_s'])} worker time; requests on their way to them waited "
-        f"{seconds(row['kv_waited_s'])} for KV.",
-        assumptions=("with a light load idle decode workers are headroom, not waste",),
-        suggestions=(
-            "another ratio of prefill to decode workers, where prefill or the transfer is the bottleneck",
-        ),
-    )
-
-
-def transfer_failures(row: Row) -> Words:
-    """KV movements failed."""
-    return Words(
-        title=f"{count(row['value'])} of {plural(row['transfers'], 'KV movement')} failed",
-        detail=f"{row['failed']:,} failed, {row['expired']:,} expired.",
-        suggestions=("reading the transfer engine's log on both sides",),
     )
 
 

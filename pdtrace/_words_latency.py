@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdtrace._words import Row, Words, phase, sentence
+from pdtrace._words import Row, Words, of_ttft, phase, sentence, wait_spread
 from pdtrace.numbers import count, duration, plural, seconds, share
 
 PROMPT_ADVICE = "prefix caching or shorter contexts before splitting prefill and decode"
@@ -219,8 +219,8 @@ def engine_queue(row: Row) -> Words:
             "laid out from durations that the engine reports, not measured at both ends"
         )
     return Words(
-        title=f"requests wait for the engine: {_of_ttft(row)}",
-        detail=f"{_wait(row)} In the engine's queue {seconds(row['prefill_queue_s'])}, before it {seconds(before)}"
+        title=f"requests wait for the engine: {of_ttft(row)}",
+        detail=f"{wait_spread(row)} In the engine's queue {seconds(row['prefill_queue_s'])}, before it {seconds(before)}"
         + (
             f" (p99 {duration(row['before_queue_p99_ms'])})"
             if row["before_queue_p99_ms"] is not None
@@ -242,65 +242,10 @@ def engine_queue(row: Row) -> Words:
 def router_queue(row: Row) -> Words:
     """Time in the router."""
     return Words(
-        title=f"the router costs {_of_ttft(row)}",
-        detail=f"{_wait(row)} Queueing {seconds(row['router_queue_s'])}, deciding {seconds(row['router_decide_s'])}, "
+        title=f"the router costs {of_ttft(row)}",
+        detail=f"{wait_spread(row)} Queueing {seconds(row['router_queue_s'])}, deciding {seconds(row['router_decide_s'])}, "
         f"dispatching {seconds(row['dispatch_s'])}.",
         suggestions=("the router's queue limits, and its CPU",),
-    )
-
-
-def _of_ttft(row: Row) -> str:
-    if row["share"] is not None:
-        return f"{share(row['share'])} of the time before first tokens"
-    return f"{share(row['share_of_e2e_ratio'])} of the requests' time"
-
-
-def _wait(row: Row) -> str:
-    return (
-        f"Per request p50 {duration(row['wait_p50_ms'])}, p90 {duration(row['wait_p90_ms'])}, "
-        f"p99 {duration(row['wait_p99_ms'])}."
-    )
-
-
-def kv_transfer(row: Row) -> Words:
-    """Waiting for KV: transfer, wait for it, load."""
-    known = row["interval_low"] or 0.0
-    moved = None
-    if row["transfers"]:
-        size = (
-            f", {row['transferred_bytes'] / 1e6:,.1f} MB"
-            if row["transferred_bytes"] is not None
-            else ""
-        )
-        moved = f"Workers state {plural(row['transfers'], 'KV movement')}{size}."
-    if row["bound"]:
-        title = f"waiting for KV takes at most {_of_ttft(row)} (upper bound)"
-        detail = (
-            f"{_wait(row)} {seconds(row['upper_bound_s'])} are the whole wait on the decode side: transfer, hand-over, "
-            "waiting for a step; these data do not tell them apart. "
-            + (
-                f"{seconds(known)} are known to be KV time."
-                if known
-                else "None of it is known to be KV time for sure."
-            )
-        )
-        assumptions: tuple[str, ...] = (
-            "the decode side's wait contains the transfer and is not only the transfer",
-        )
-    else:
-        title = f"KV transfer and waiting for it take {_of_ttft(row)}"
-        detail = (
-            f"{_wait(row)} Transfer {seconds(row['transfer_s'])}, waiting for it or for KV space "
-            f"{seconds(row['wait_s'])}, loads from a cache tier {seconds(row['load_s'])}."
-        )
-        assumptions = ()
-    return Words(
-        title,
-        sentence(detail, moved),
-        assumptions,
-        (
-            "comparing with the size of the KV and the speed of the link; KV space on the decode workers",
-        ),
     )
 
 

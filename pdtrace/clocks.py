@@ -209,12 +209,15 @@ def _shift(store: Store, skewed: list[dict[str, object]]) -> None:
         ("intervals", "leg", "_skewed", ("start_ns", "end_ns")),
         ("streams", "leg", "_skewed", ("first_ns",)),
         ("legs", "leg", "_skewed", ("start_ns", "first_token_ns", "last_token_ns", "end_ns")),
+        ("transfers", "leg", "_skewed", ("start_ns", "end_ns")),
+        ("decisions", "router", "_theta", ("time_ns",)),
         ("steps", "worker", "_theta", ("start_ns", "start_lower_ns", "start_upper_ns")),
         ("samples", "worker", "_theta", ("time_ns",)),
         ("events", "worker", "_theta", ("time_ns",)),
     ):
         moves = ", ".join(f"{column} = {column} - t.theta" for column in columns)
-        store.execute(f"UPDATE {table} SET {moves} FROM {other} t WHERE {table}.{key} = t.{key}")
+        theirs = "leg" if other == "_skewed" else "worker"
+        store.execute(f"UPDATE {table} SET {moves} FROM {other} t WHERE {table}.{key} = t.{theirs}")
     store.execute("DROP TABLE _skewed")
     store.connection.unregister("_theta")
 

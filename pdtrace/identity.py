@@ -9,6 +9,7 @@ from pdtrace import _identity_edges as edges
 from pdtrace import _identity_files as files
 from pdtrace import _identity_groups as groups
 from pdtrace import _identity_latency as latency
+from pdtrace import _identity_names as bare_names
 from pdtrace._graph import Ints, components
 from pdtrace._identity_legs import load, weak
 from pdtrace._worker_union import unite
@@ -38,6 +39,7 @@ def link(store: Store) -> None:
     _write_workers(store, legs, community, of_leg, ids, hinted, telling)
     _write_deployments(store, found, ids, hinted)
     unite(store)
+    bare_names.resolve(store)
 
 
 def joined(legs: pl.DataFrame, parent: Ints, links: list[tuple[str, str]]) -> groups.Groups:

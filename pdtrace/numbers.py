@@ -43,6 +43,23 @@ def share(value: float | None) -> str:
     return f"{percent:.0f} %" if abs(percent) >= 10 else f"{percent:.1f} %"
 
 
+def size(value: float | None) -> str:
+    """Bytes as 512 B, 759 MB, 6.11 GB (powers of ten)."""
+    if value is None:
+        return UNKNOWN
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(value) >= scale:
+            scaled = value / scale
+            digits = 0 if abs(scaled) >= 100 else 1 if abs(scaled) >= 10 else 2
+            return f"{scaled:.{digits}f} {unit}"
+    return f"{value:.0f} B"
+
+
+def rate(bytes_per_second: float | None) -> str:
+    """A rate as 0.36 GB/s or 403 MB/s (powers of ten)."""
+    return UNKNOWN if bytes_per_second is None else f"{size(bytes_per_second)}/s"
+
+
 def count(value: float | None) -> str:
     """A count with thousands separators."""
     return UNKNOWN if value is None else f"{value:,.0f}"

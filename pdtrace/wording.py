@@ -9,7 +9,9 @@ from pdtrace import (
     _words_figures,
     _words_health,
     _words_interference,
+    _words_kv,
     _words_latency,
+    _words_routing,
     _words_table,
 )
 from pdtrace._words import Row, Words, phase
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from pdtrace.diagnose import Deployment
 
 MANY = 100  # so many values have a 99th percentile to speak of
-_ROOMS = (_words_latency, _words_health, _words_interference)
+_ROOMS = (_words_latency, _words_health, _words_interference, _words_kv, _words_routing)
 # In the order in which a finding may carry the verdict; the others only add.
 _VERDICT_CAUSES = (
     "kv_alarm", "failed_requests", "prefill_interference", "engine_queue", "kv_transfer", "router_queue",

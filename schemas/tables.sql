@@ -448,6 +448,54 @@ CREATE TABLE clocks (
   method VARCHAR             -- how it was found
 );
 
+-- how many bytes of KV a token takes, by the configuration or by the published shape of the model
+-- stage: methods
+-- key: deployment, model
+CREATE TABLE kv_sizes (
+  deployment VARCHAR,        -- deployment
+  model VARCHAR,             -- model as the requests name it; NULL where they do not
+  bytes_per_token BIGINT,    -- KV bytes of a token over all layers, copies by tensor parallel ranks included; NULL unknown
+  block_tokens BIGINT,       -- tokens of a KV block: transfers are rounded up to it; NULL unknown
+  tensor_parallel BIGINT,    -- tensor parallel ranks of the prefill side; NULL unknown
+  copies DOUBLE,             -- how often each KV head is kept (ranks over heads, at least 1); NULL where the configuration states the bytes
+  basis VARCHAR,             -- config (stated), formula (the model's published shape) or unknown
+  note VARCHAR               -- source of the shape, what was assumed, or why it is unknown
+);
+
+-- waits between prefill and the start of the transfer, and how much of them a busy link fills
+-- stage: methods
+-- key: deployment, request
+CREATE TABLE transfer_waits (
+  deployment VARCHAR,        -- deployment
+  request VARCHAR,           -- the request
+  wait_ms DOUBLE,            -- time between prefill and transfer (details bridge_wait and kv_space_wait, upper bounds left out)
+  busy_ms DOUBLE             -- of it while the worker that sends or the one that receives was moving other KV (the greater of the two)
+);
+
+-- how long a link between workers takes for so many bytes: setup time + bytes / bandwidth
+-- stage: methods
+-- key: deployment, source_worker, destination_worker, backend, direction, bytes_basis
+CREATE TABLE transfer_fits (
+  deployment VARCHAR,        -- deployment
+  source_worker VARCHAR,     -- where the KV came from; NULL unknown
+  destination_worker VARCHAR, -- where it went; NULL unknown
+  backend VARCHAR,           -- name of the mover
+  direction VARCHAR,         -- prefill_to_decode, decode_to_prefill, load or store
+  bytes_basis VARCHAR,       -- measured, config or formula: where the bytes come from
+  transfers BIGINT,          -- completed transfers with bytes and duration
+  setup_ms DOUBLE,           -- time that a transfer of no bytes would take; NULL cannot tell
+  setup_low_ms DOUBLE,       -- 95 % interval, lower end
+  setup_high_ms DOUBLE,      -- upper end
+  bytes_per_second DOUBLE,   -- bandwidth that large transfers approach; NULL cannot tell
+  bytes_per_second_low DOUBLE,  -- 95 % interval, lower end
+  bytes_per_second_high DOUBLE, -- upper end
+  scatter_ratio DOUBLE,      -- scatter of the times around the line, relative (sigma)
+  contention_ratio DOUBLE,   -- how much of its own time a transfer takes longer for each other in flight on the link: 0 room to spare, 1 fair share; NULL cannot tell
+  contention_low_ratio DOUBLE,  -- 95 % interval, lower end
+  contention_high_ratio DOUBLE, -- upper end
+  note VARCHAR               -- what limits the numbers, or why there are none
+);
+
 -- decode seconds lost to prefill on one worker and rank, from its engine steps (evidence level A)
 -- stage: methods
 -- key: worker, rank

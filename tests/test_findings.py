@@ -737,9 +737,15 @@ def test_idle_decode_workers_with_waiting_requests(con: Store) -> None:
     ])  # fmt: skip
     none(con, "decode_idle")
     queued(con, "kv_wait_upper_bound", "kv_wait", 80, "upper_bound")
-    row = one(con, "decode_idle")
-    assert row["value"] == pytest.approx(10.01 - 1.01)
-    assert row["share"] == pytest.approx(9 / 10.01)
+    # each second: 80 ms of waiting, of which a step fills 10; idle without a wait is not counted
+    none(con, "decode_idle")
+    row = one(con, "decode_idle", min_idle_ratio=0.05)
+    assert row["value"] == pytest.approx(10 * 0.070)
+    assert row["share"] == pytest.approx(0.7 / 10.01)
+    assert row["idle_s"] == pytest.approx(10.01 - 1.01)
+    assert (row["bound"], row["interval_low"]) == (True, 0)
+    con.execute("UPDATE phases SET basis = 'measured'")
+    assert one(con, "decode_idle", min_idle_ratio=0.05)["interval_low"] == pytest.approx(0.7)
 
 
 def test_sources_are_paths_of_what_a_finding_rests_on(con: Store) -> None:

@@ -17,6 +17,9 @@ from pdtrace.methods import (
     interference_gaps,
     interference_requests,
     interference_steps,
+    kv_sizes,
+    transfer_fit,
+    transfer_waits,
 )
 
 
@@ -76,6 +79,19 @@ def _interference_requests(tables: Tables) -> dict[str, pl.DataFrame]:
     return {"interference_requests": pl.concat(results)}
 
 
+def _kv_sizes(tables: Tables) -> dict[str, pl.DataFrame]:
+    return {"kv_sizes": kv_sizes.sizes(tables.sql(kv_sizes.MODELS), tables.sql(kv_sizes.FACTS))}
+
+
+def _transfer_fit(tables: Tables) -> dict[str, pl.DataFrame]:
+    return {"transfer_fits": transfer_fit.fits(tables.sql(transfer_fit.TRANSFERS))}
+
+
+def _transfer_waits(tables: Tables) -> dict[str, pl.DataFrame]:
+    moves = tables.sql(transfer_waits.MOVES)
+    return {"transfer_waits": transfer_waits.waits(moves, tables.sql(transfer_waits.WAITS))}
+
+
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
@@ -96,6 +112,24 @@ METHODS: dict[str, Method] = {
             makes=("interference_requests",),
             needs=("requests", "observations", "workers", "facts"),
             function=_interference_requests,
+        ),
+        Method(
+            name="kv_sizes",
+            makes=("kv_sizes",),
+            needs=("requests", "facts", "workers"),
+            function=_kv_sizes,
+        ),
+        Method(  # after kv_sizes: bytes that nobody measured come from there
+            name="transfer_fit",
+            makes=("transfer_fits",),
+            needs=("transfer_times", "kv_sizes"),
+            function=_transfer_fit,
+        ),
+        Method(
+            name="transfer_waits",
+            makes=("transfer_waits",),
+            needs=("transfer_times", "phases", "requests"),
+            function=_transfer_waits,
         ),
     )
 }

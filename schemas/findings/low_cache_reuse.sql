@@ -5,7 +5,7 @@
 -- Cached tokens must be known. Severity: info; warning when less than a quarter is reused. Level C.
 --
 -- grain:   one row per deployment
--- needs:   requests, deployment_sources
+-- needs:   session_turns, deployment_sources
 -- when:    EXISTS (FROM requests WHERE turn IS NOT NULL)
 -- params:
 --   max_reused_ratio  0.5  above half, eviction and new text explain the rest
@@ -28,28 +28,22 @@
 --   reused_tokens    BIGINT     tokens  of them found in a cache
 --   sessions         BIGINT     sessions
 --   moved_turns      BIGINT     later turns that were computed by another worker than the turn before
-WITH later_turn AS (
-  SELECT *,
-    lag(prompt_tokens + coalesce(output_tokens, 0)) OVER turns AS before_tokens,
-    lag(prefill_worker) OVER turns AS before_worker
-  FROM requests
-  WHERE session IS NOT NULL AND turn IS NOT NULL AND outcome IS DISTINCT FROM 'failed'
-  WINDOW turns AS (PARTITION BY deployment, session ORDER BY turn, start_ns)
-),
-reuse AS (
-  SELECT deployment, request, session, prefill_worker, before_worker,
-    least(prompt_tokens, before_tokens) AS reusable,
-    least(cached_tokens, prompt_tokens, before_tokens) AS reused
-  FROM later_turn
-  WHERE before_tokens IS NOT NULL AND prompt_tokens IS NOT NULL AND cached_tokens IS NOT NULL
+--   stayed_ratio     DOUBLE     1  reused over reusable tokens, turns on the worker of the turn before; NULL unknown
+--   moved_ratio      DOUBLE     1  the same, turns on another worker
+--   elsewhere_tokens  BIGINT    tokens  computed again after a move: at most so much could staying have saved
+WITH reuse AS (
+  SELECT deployment, request, session, worker, moved, reusable_tokens AS reusable,
+    reused_tokens AS reused, elsewhere_tokens
+  FROM session_turns
+  WHERE reused_tokens IS NOT NULL
 ),
 worker_list AS (
   SELECT deployment, list(worker ORDER BY again DESC, worker) AS workers
   FROM (
-    SELECT deployment, prefill_worker AS worker, sum(reusable - reused) AS again
+    SELECT deployment, worker, sum(reusable - reused) AS again
     FROM reuse
-    WHERE prefill_worker IS NOT NULL
-    GROUP BY deployment, prefill_worker
+    WHERE worker IS NOT NULL
+    GROUP BY deployment, worker
   )
   WHERE again > 0
   GROUP BY deployment
@@ -57,9 +51,13 @@ worker_list AS (
 total AS (
   SELECT deployment, count(*) AS requests, count(DISTINCT session) AS sessions,
     sum(reusable)::BIGINT AS reusable_tokens, sum(reused)::BIGINT AS reused_tokens,
-    count(*) FILTER (prefill_worker != before_worker) AS moved_turns,
-    min_by({'request': request, 'value': (reusable - reused)::DOUBLE}, (reused - reusable, request), 5)
-      AS culprits
+    count(*) FILTER (moved) AS moved_turns,
+    sum(reused) FILTER (NOT moved) / nullif(sum(reusable) FILTER (NOT moved), 0) AS stayed_ratio,
+    sum(reused) FILTER (moved) / nullif(sum(reusable) FILTER (moved), 0) AS moved_ratio,
+    sum(elsewhere_tokens)::BIGINT AS elsewhere_tokens,
+    min_by(
+      {'request': request, 'value': (reusable - reused)::DOUBLE}, (reused - reusable, request), 5
+    ) AS culprits
   FROM reuse
   GROUP BY deployment
 )
@@ -69,7 +67,7 @@ SELECT t.deployment,
   'tokens' AS unit, NULL::DOUBLE AS interval_low, NULL::DOUBLE AS interval_high,
   1 - reused_tokens / reusable_tokens AS share, requests,
   coalesce(w.workers, []) AS workers, culprits, coalesce(s.paths, []) AS sources,
-  reusable_tokens, reused_tokens, sessions, moved_turns
+  reusable_tokens, reused_tokens, sessions, moved_turns, stayed_ratio, moved_ratio, elsewhere_tokens
 FROM total AS t
 LEFT JOIN worker_list AS w ON w.deployment IS NOT DISTINCT FROM t.deployment
 LEFT JOIN deployment_sources AS s ON s.deployment = t.deployment AND s.evidence = 'requests'

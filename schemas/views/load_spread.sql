@@ -1,0 +1,108 @@
+-- load_spread: how evenly the workers of a role were loaded, by several measures.
+--
+-- Side prefill: the worker that computed the prompt (where one worker does both: both); side decode:
+-- the worker that decoded, where another did. Tokens: prompt tokens not found in a cache (prefill),
+-- output tokens (decode). Seconds: time that requests spent in prefill or decode there: a slow worker
+-- has more of them for the same work. Workers of the role that got nothing count with 0. A measure
+-- that is unknown for any request is left out. The interval of over_mean is that of a share of a sum
+-- (linearised variance over requests): would another such period show it.
+--
+-- grain:   one row per (deployment, side, measure) with at least two workers
+-- needs:   requests, workers, phase_by_request
+-- columns:
+--   deployment       VARCHAR  deployment
+--   side             VARCHAR  prefill or decode
+--   unsplit          BOOLEAN  the same workers do prefill and decode
+--   measure          VARCHAR  requests, tokens or seconds
+--   workers          BIGINT   workers of the side
+--   idle_workers     BIGINT   of them without any request
+--   requests         BIGINT   requests
+--   total            DOUBLE   sum over all workers
+--   greatest         VARCHAR  the worker that got most
+--   greatest_ratio   DOUBLE   1  its share of the total
+--   over_mean        DOUBLE   greatest over mean: 1 is even
+--   over_mean_low    DOUBLE   95 % interval, lower end
+--   over_mean_high   DOUBLE   upper end
+--   least_over_mean  DOUBLE   the worker that got least over the mean
+--   variation_ratio  DOUBLE   1  standard deviation over the workers over their mean
+--   sigma            DOUBLE   how far the greatest is from what random placement gives, in standard deviations
+WITH served AS (
+  SELECT request, sum(duration_ms) FILTER (phase = 'prefill') / 1e3 AS prefill_s,
+    sum(duration_ms) FILTER (phase = 'decode') / 1e3 AS decode_s
+  FROM phase_by_request
+  WHERE phase IN ('prefill', 'decode')
+  GROUP BY request
+),
+side_request AS (
+  SELECT r.deployment, 'prefill' AS side, r.prefill_worker AS worker,
+    (r.prompt_tokens - coalesce(r.cached_tokens, 0))::DOUBLE AS tokens,
+    CASE WHEN r.decode_worker IS DISTINCT FROM r.prefill_worker AND r.decode_worker IS NOT NULL
+      THEN s.prefill_s ELSE s.prefill_s + coalesce(s.decode_s, 0) END AS seconds,
+    r.decode_worker IS DISTINCT FROM r.prefill_worker AND r.decode_worker IS NOT NULL AS split
+  FROM requests AS r
+  LEFT JOIN served AS s ON s.request = r.request
+  WHERE r.prefill_worker IS NOT NULL
+  UNION ALL
+  SELECT r.deployment, 'decode', r.decode_worker, r.output_tokens::DOUBLE, s.decode_s, true
+  FROM requests AS r
+  LEFT JOIN served AS s ON s.request = r.request
+  WHERE r.decode_worker IS NOT NULL AND r.decode_worker IS DISTINCT FROM r.prefill_worker
+),
+side_both AS (
+  SELECT deployment, side, NOT bool_or(split) AND side = 'prefill' AS unsplit
+  FROM side_request
+  GROUP BY deployment, side
+),
+side_worker AS (
+  SELECT DISTINCT deployment, side, worker
+  FROM side_request
+  UNION
+  SELECT w.deployment, s.side, w.worker
+  FROM workers AS w
+  JOIN side_both AS s ON s.deployment IS NOT DISTINCT FROM w.deployment
+  WHERE w.role = s.side OR (w.role = 'aggregated' AND s.side = 'prefill')
+),
+request_sum AS (
+  SELECT deployment, side, worker, count(*) AS requests, sum(tokens) AS tokens,
+    sum(tokens * tokens) AS token_squares, count(*) - count(tokens) AS tokens_unknown,
+    sum(seconds) AS seconds, sum(seconds * seconds) AS second_squares,
+    count(*) - count(seconds) AS seconds_unknown
+  FROM side_request
+  GROUP BY deployment, side, worker
+),
+measured AS (
+  SELECT k.deployment, k.side, k.worker, coalesce(r.requests, 0) AS requests, unnest([
+      {'measure': 'requests', 'amount': coalesce(r.requests, 0)::DOUBLE,
+       'squares': coalesce(r.requests, 0)::DOUBLE, 'missing': 0::BIGINT},
+      {'measure': 'tokens', 'amount': coalesce(r.tokens, 0),
+       'squares': coalesce(r.token_squares, 0), 'missing': coalesce(r.tokens_unknown, 0)},
+      {'measure': 'seconds', 'amount': coalesce(r.seconds, 0),
+       'squares': coalesce(r.second_squares, 0), 'missing': coalesce(r.seconds_unknown, 0)}
+    ], recursive := true)
+  FROM side_worker AS k
+  LEFT JOIN request_sum AS r ON r.deployment IS NOT DISTINCT FROM k.deployment
+    AND r.side = k.side AND r.worker = k.worker
+),
+compared AS (
+  SELECT deployment, side, measure, count(*) AS k, sum(requests)::BIGINT AS requests,
+    count(*) FILTER (requests = 0) AS idle_workers, sum(amount) AS total, max(amount) AS most,
+    min(amount) AS least, avg(amount) AS mean, stddev_pop(amount) AS deviation,
+    min_by(worker, (-amount, worker)) AS greatest,
+    min_by(squares, (-amount, worker)) AS own_squares, sum(squares) AS squares
+  FROM measured
+  GROUP BY deployment, side, measure
+  HAVING count(*) >= 2 AND sum(amount) > 0 AND sum(missing) = 0
+),
+spread AS (
+  SELECT *, most / total AS share,
+    1.96 * sqrt(own_squares * (1 - most / total) * (1 - most / total)
+      + (squares - own_squares) * (most / total) * (most / total)) / total AS half
+  FROM compared
+)
+SELECT s.deployment, s.side, b.unsplit, s.measure, k AS workers, idle_workers, requests, total, greatest,
+  share AS greatest_ratio, most / mean AS over_mean, k * (share - half) AS over_mean_low,
+  k * (share + half) AS over_mean_high, least / mean AS least_over_mean,
+  deviation / mean AS variation_ratio,
+  (most - mean) / sqrt(squares * (1 / k) * (1 - 1 / k)) AS sigma
+FROM spread AS s
+JOIN side_both AS b ON b.deployment IS NOT DISTINCT FROM s.deployment AND b.side = s.side

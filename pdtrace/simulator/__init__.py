@@ -10,5 +10,6 @@ from __future__ import annotations
 from pdtrace.simulator.run import Run, simulate
 from pdtrace.simulator.scenario import Scenario
 from pdtrace.simulator.scenarios import SCENARIOS
+from pdtrace.simulator.writers import write
 
-__all__ = ["SCENARIOS", "Run", "Scenario", "simulate"]
+__all__ = ["SCENARIOS", "Run", "Scenario", "simulate", "write"]

@@ -17,13 +17,14 @@ from pdtrace.simulator.scenario import (
     BLOCK_TOKENS,
     EPOCH_NS,
     KV_BYTES_PER_TOKEN,
+    LOAD_WEIGHT,
     Scenario,
     Streams,
     uniform,
 )
 
 LONG_PREFILL_TOKENS = 1500  # a prefill of as many tokens that locked pauses follow
-LOAD_WEIGHT = 200  # uncached prompt tokens that one waiting or running request is worth
+HANDOVER_NS = 500_000  # from the end of a prefill until its decode worker knows of it
 DRAIN = 20  # what has not ended after as many durations never will
 
 
@@ -169,8 +170,7 @@ class Fleet:
         if worker.role == "prefill":
             for request in complete:
                 worker.promised -= 1
-                self.bridge[str(request.decode_worker)].append((request, worker))
-                self._admit(now, self._named(str(request.decode_worker)))
+                self._at(now + HANDOVER_NS, self._hand_over, (request, worker))
         for request in ended:
             self._follow(now, request)
         if ended and worker.role == "decode":
@@ -190,6 +190,11 @@ class Fleet:
     # ---- prefill to decode
     def _named(self, name: str) -> Worker:
         return next(worker for worker in self.decoders if worker.name == name)
+
+    def _hand_over(self, now: int, what: tuple[Request, Worker]) -> None:
+        request, _ = what
+        self.bridge[str(request.decode_worker)].append(what)
+        self._admit(now, self._named(str(request.decode_worker)))
 
     def _admit(self, now: int, decoder: Worker) -> None:
         """Reserve room on the decode worker and send the KV, in order, while there is room."""

@@ -11,6 +11,7 @@ EPOCH_NS = 1_780_000_000_000_000_000  # true time of the first instant of every 
 BLOCK_TOKENS = 16  # tokens in a KV block
 # OPT-13B at FP16: 2 (K and V) * 40 layers * 40 heads * 128 * 2 bytes
 KV_BYTES_PER_TOKEN = 819_200
+LOAD_WEIGHT = 200  # uncached prompt tokens that one waiting or running request is worth
 
 
 @dataclass(frozen=True)

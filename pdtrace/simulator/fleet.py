@@ -197,9 +197,9 @@ class Fleet:
         self._admit(now, self._named(str(request.decode_worker)))
 
     def _admit(self, now: int, decoder: Worker) -> None:
-        """Reserve room on the decode worker and send the KV, in order, while there is room."""
+        """Reserve room on the decode worker and send the KV, in order; requests swapped out go first."""
         queue = self.bridge[decoder.name]
-        while queue:
+        while queue and not decoder.swapped:
             request, source = queue[0]
             need = -(-(request.prompt + 1) // BLOCK_TOKENS)
             if decoder.used_blocks() + need > self.scenario.kv_blocks:

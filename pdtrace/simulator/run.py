@@ -12,6 +12,8 @@ from pdtrace.simulator.fleet import Fleet
 from pdtrace.simulator.scenario import Scenario
 from pdtrace.simulator.scenarios import SCENARIOS
 
+DURATION_S = 120.0  # of the load, unless told otherwise
+
 
 @dataclass(frozen=True)
 class Run:
@@ -32,8 +34,9 @@ class Run:
     truth_gaps: pl.DataFrame
 
 
-def simulate(scenario: str | Scenario, seed: int = 0, duration_s: float = 120.0) -> Run:
-    """Play a scenario; the same seed gives the same run."""
+def simulate(scenario: str | Scenario, seed: int = 0, duration_s: float | None = None) -> Run:
+    """Play a scenario for 120 s of load or as told; the same seed gives the same run."""
+    duration_s = DURATION_S if duration_s is None else duration_s
     if isinstance(scenario, str):
         scenario = named(scenario)
     fleet = Fleet(scenario, seed, duration_s).run()

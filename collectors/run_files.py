@@ -19,6 +19,7 @@ _CONTENTS: tuple[tuple[re.Pattern[bytes], str], ...] = (
     (re.compile(rb"\Aready\r?\ncounts \{"), "stdout of an OTLP receiver"),
     (re.compile(rb"NVIDIA-SMI \d|Driver Version: *\d+.*CUDA Version|^GPU \d+: NVIDIA", re.MULTILINE), "nvidia-smi output: nothing about requests"),
     (re.compile(rb"\A#!"), "a script"),
+    (re.compile(rb'\A\{"pdtrace_simulator": ?\{'), "the truth of a simulated run: for tests, not for diagnosis"),
 )  # fmt: skip
 
 # What the name shows, for files whose content is anybody's.

@@ -85,19 +85,33 @@ def coverage(paths: tuple[str, ...], style: str,
     "--output",
     metavar="FOLDER",
     type=click.Path(),
-    help="Also copy the dump there, to look at.",
+    help="Also write the dump there, to look at.",
 )
-def demo(style: str, output: str | None) -> None:
-    """Diagnose a real vLLM run that ships with pdtrace.
+@click.option("--scenario", metavar="NAME", help="A simulated run instead of the real one.")
+@click.option(
+    "--shape",
+    type=click.Choice(["pdtrace", "vllm", "dynamo"]),
+    default="vllm",
+    show_default=True,
+    help="Whose dumps a simulated run leaves.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Another run of the scenario.")
+@click.option("--list", "listed", is_flag=True, help="Name the scenarios.")
+def demo(style: str, output: str | None, scenario: str | None, shape: str, seed: int, listed: bool) -> None:  # fmt: skip
+    """Diagnose a real vLLM run that ships with pdtrace, or a simulated run whose truth is known.
 
     \b
     pdtrace demo
     pdtrace demo -o dump/ && pdtrace explain slowest dump/
+    pdtrace demo --scenario chunked_2048 -o simulated/
     """
-    from pdtrace import terminal
+    from pdtrace import files, terminal
     from pdtrace.diagnose import diagnose as run
-    from pdtrace.files import demo_folder
 
-    with demo_folder(output) as folder, open_trace((folder,)) as trace:
+    if listed:
+        terminal.show_scenarios(files.scenario_list(), style)
+        return
+    made = files.scenario_folder(scenario, shape, seed, output) if scenario else None
+    with made or files.demo_folder(output) as folder, open_trace((folder,)) as trace:
         diagnosis = run(trace.store)
     terminal.show_diagnosis(diagnosis, style)

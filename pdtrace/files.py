@@ -1,4 +1,4 @@
-"""Files that pdtrace makes when told to: a .duckdb from dumps, a copy of the demo dump."""
+"""Files that pdtrace makes when told to: a .duckdb from dumps, the demo dump, a simulated one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from importlib.resources import as_file, files
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import duckdb
@@ -102,8 +103,35 @@ def demo_folder(output: str | None = None) -> Iterator[str]:
             with chdir(folder.parent):
                 yield folder.name
             return
-        target = Path(output)
-        if target.exists() and any(target.iterdir()):
-            raise PdtraceError(f"{output}: exists and is not empty", "give another folder")
-        shutil.copytree(folder, target, dirs_exist_ok=True)
-        yield str(target)
+        shutil.copytree(folder, _empty(output), dirs_exist_ok=True)
+        yield output
+
+
+@contextmanager
+def scenario_folder(name: str, shape: str, seed: int, output: str | None = None) -> Iterator[str]:
+    """A folder with the dumps of a simulated run: `output`, else one that is removed afterwards."""
+    from pdtrace.simulator import simulate, write
+
+    run = simulate(name, seed)
+    if output is not None:
+        write(run, _empty(output), shape)
+        yield output
+        return
+    with TemporaryDirectory() as above:
+        write(run, Path(above) / name, shape)
+        with chdir(above):
+            yield name
+
+
+def scenario_list() -> list[dict[str, str]]:
+    """The scenarios that can be simulated: name, kind, what it is."""
+    from pdtrace.simulator import SCENARIOS
+
+    return [{"name": s.name, "kind": s.kind, "title": s.title} for s in SCENARIOS.values()]
+
+
+def _empty(output: str) -> Path:
+    target = Path(output)
+    if target.exists() and any(target.iterdir()):
+        raise PdtraceError(f"{output}: exists and is not empty", "give another folder")
+    return target

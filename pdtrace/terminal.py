@@ -267,6 +267,15 @@ def show_collectors(rows: Sequence[Mapping[str, str]], style: str) -> None:
     grid(console(), columns, [[row[key] for key in ("title", "name", "reads")] for row in rows])
 
 
+def show_scenarios(rows: Sequence[Mapping[str, str]], style: str) -> None:
+    """The scenarios that can be simulated."""
+    if style == "json":
+        print_json(list(rows))
+        return
+    columns = (Column("scenario"), Column("kind"), Column("what it is", wraps=True))
+    grid(console(), columns, [[row[key] for key in ("name", "kind", "title")] for row in rows])
+
+
 def show_schema(entries: Sequence[Mapping[str, Any]], style: str) -> None:
     """Tables, views and findings with their columns."""
     if style == "json":

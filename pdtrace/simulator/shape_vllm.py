@@ -1,0 +1,274 @@
+"""vLLM 0.32: `llm_request` spans, server logs with iteration details, the result of vllm bench serve.
+
+P/D as with the NIXL connector behind a tracing proxy: its three spans, one `llm_request` on each
+side. Spelling, units and precision follow dumps of the real system: latencies are differences of
+floats in seconds, log times have one second, engine phases come from a clock that only differences
+leave. vLLM itself has no steps of prompts alone beside decodes; `exclusive` scenarios show them so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pdtrace.simulator.otlp import CLIENT, INTERNAL, SERVER, Clock, Ids, Span, clocks, write_spans
+from pdtrace.simulator.run import Run
+from pdtrace.simulator.shape_vllm_log import Pids, write_log
+from pdtrace.simulator.streams import Stream, streams
+
+S = 1e9
+IPC_NS = 400_000  # from the end of a step until the API server has its tokens
+SCOPE, PROXY_SCOPE = "vllm.tracing.otel", "pd_proxy"
+SDK = {
+    "telemetry.sdk.language": "python",
+    "telemetry.sdk.name": "opentelemetry",
+    "telemetry.sdk.version": "1.45.2",
+}
+QUANTILES = (50, 90, 95, 99)
+
+
+def write(run: Run, folder: Path) -> None:
+    """Spans and log of each engine, the proxy's spans, the benchmark's result."""
+    ids, clock, seen = Ids(run), clocks(run), streams(run)
+    pids = Pids(run)
+    names = _names(run, ids)
+    spans: dict[str, list[Span]] = {}
+    ended = run.requests.filter(run.requests["end_ns"].is_not_null())
+    drained = _Drained(run)
+    policy = run.scenario.router.replace("_", "")
+    routed = run.scenario.workers > 1 and run.scenario.mode != "pd"
+    for row in ended.iter_rows(named=True):
+        maker = _Maker(
+            ids, clock, pids, names[row["request"]], row, seen[row["request"]], drained, policy
+        )
+        for worker, span in maker.spans(routed=routed):
+            spans.setdefault(worker, []).append(span)
+    for worker, made in sorted(spans.items()):
+        write_spans(folder / f"{worker}.traces.otlp.jsonl", made)
+    for worker in run.steps["worker"].unique().sort():
+        write_log(run, folder / f"{worker}.log", worker, ids, clock[worker], pids, names)
+    _write_bench(run, folder / "bench.json", ids, seen)
+
+
+def _names(run: Run, ids: Ids) -> dict[str, str]:
+    """External request ids: the benchmark's prefix and its index, as the OpenAI server makes them."""
+    prefix = f"bench-{ids.hex(8, 'bench')}-"
+    order = run.requests.sort("arrival_ns", "request")["request"]
+    return {request: f"cmpl-{prefix}{number}-0" for number, request in enumerate(order)}
+
+
+class _Drained:
+    """When an engine next looks at its input: between two steps."""
+
+    def __init__(self, run: Run) -> None:
+        self._steps = {
+            worker: (
+                steps["start_ns"].to_numpy(),
+                (steps["start_ns"] + steps["elapsed_ns"]).to_numpy(),
+            )
+            for (worker,), steps in run.steps.sort("start_ns").group_by("worker")
+        }
+
+    def after(self, worker: str, at: int) -> int:
+        starts, ends = self._steps[worker]
+        running = int(np.searchsorted(starts, at, side="left")) - 1
+        return max(at, int(ends[running])) if running >= 0 else at
+
+
+class _Maker:
+    """The spans of one request."""
+
+    def __init__(
+        self,
+        ids: Ids,
+        clock: dict[str, Clock],
+        pids: Pids,
+        name: str,
+        row: dict[str, Any],
+        stream: Stream,
+        drained: _Drained,
+        policy: str,
+    ) -> None:
+        self.ids, self.clock, self.pids, self.name = ids, clock, pids, name
+        self.row, self.stream, self.drained = row, stream, drained
+        self.trace = ids.hex(32, "trace", row["request"])
+        self.policy = policy
+
+    def spans(self, *, routed: bool) -> Iterator[tuple[str, Span]]:
+        """Those of the component in front, if there is one, and of the engines."""
+        row, decoder = self.row, self.row["decode_worker"]
+        if routed:
+            yield from self._router()
+        if not row["prefill_worker"]:
+            arrival = (row["route_end_ns"] + row["queue_start_ns"]) // 2
+            yield self._request(
+                decoder, None, arrival, row["queue_start_ns"], row["prefill_start_ns"],
+                row["first_token_ns"], row["end_ns"], row["output_tokens"],
+            )  # fmt: skip
+            return
+        yield from self._proxy()
+        arrival = (row["route_end_ns"] + row["queue_start_ns"]) // 2
+        yield self._request(
+            row["prefill_worker"], self._id("proxy.prefill"), arrival, row["queue_start_ns"],
+            row["prefill_start_ns"], row["prefill_end_ns"], row["prefill_end_ns"], 1,
+        )  # fmt: skip
+        arrival = row["prefill_end_ns"] + IPC_NS // 2
+        yield self._request(
+            decoder, self._id("proxy.decode"), arrival, row["prefill_end_ns"] + IPC_NS,
+            row["decode_start_ns"], row["first_token_ns"], row["end_ns"], row["output_tokens"],
+        )  # fmt: skip
+
+    def _id(self, *what: object) -> str:
+        return self.ids.hex(16, "span", self.row["request"], *what)
+
+    def _request(
+        self,
+        worker: str,
+        parent: str | None,
+        arrival: int,
+        received: int,
+        scheduled: int,
+        first: int,
+        last: int,
+        tokens: int,
+    ) -> tuple[str, Span]:
+        shown = self.clock[worker]
+        queued = min(self.drained.after(worker, received), scheduled)
+        wall = shown(arrival) / S  # time.time(): floats of seconds
+        latency = {
+            "time_to_first_token": shown(first + IPC_NS) / S - wall,
+            "e2e": shown(last + IPC_NS) / S - wall,
+            "time_in_queue": scheduled / S - queued / S,
+        }
+        engine = {
+            "time_in_model_prefill": (first - scheduled) / S,
+            "time_in_model_decode": (last - first) / S,
+            "time_in_model_inference": (last - scheduled) / S,
+        }
+        attributes = {
+            **{f"gen_ai.latency.{key}": value for key, value in latency.items()},
+            "gen_ai.usage.prompt_tokens": self.row["prompt_tokens"],
+            "gen_ai.usage.completion_tokens": tokens,
+            **{f"gen_ai.latency.{key}": value for key, value in engine.items()},
+            "gen_ai.request.id": self.name,
+            "gen_ai.request.top_p": 1.0,
+            "gen_ai.request.max_tokens": tokens,
+            "gen_ai.request.temperature": 1.0,
+            "gen_ai.request.n": 1,
+        }
+        trace = self.trace
+        resource = {
+            **SDK,
+            "service.instance.id": self.ids.uuid("instance", worker),
+            "service.name": f"vllm-{worker}",
+            "vllm.instrumenting_module_name": "vllm.llm_engine",
+            "vllm.process_id": str(self.pids.api(worker)),
+        }
+        end = shown(last + IPC_NS) + 150_000
+        return worker, Span(
+            resource, SCOPE, "llm_request", trace, self._id(worker), int(wall * S), end, parent,
+            SERVER, attributes,
+        )  # fmt: skip
+
+    def _router(self) -> Iterator[tuple[str, Span]]:
+        """The two spans of production-stack's Python router."""
+        row, at, bare = self.row, self.clock["router"], self._bare()
+        common = {"vllm.request_id": bare, "vllm.model": "opt-13b"}
+        port = self.pids.port(row["decode_worker"])
+        asked = {
+            "http.method": "POST", "http.target": "/v1/completions", "http.status_code": 200,
+            **common,
+        }  # fmt: skip
+        sent = {
+            "vllm.backend_url": f"http://127.0.0.1:{port}",
+            "vllm.routing_logic": self.policy,
+            "vllm.is_streaming": True,
+            **common,
+        }
+        last, whole = self.stream.seen[-1] - 20_000, self._id("router")
+        for name, key, start, end, parent, kind, attributes in (
+            ("router /v1/completions", "router", row["route_start_ns"], last, None, SERVER, asked),
+            ("process_request", "process_request", row["route_end_ns"], last - 10_000, whole, CLIENT, sent),
+        ):  # fmt: skip
+            yield "router", Span(
+                {**SDK, "service.name": "vllm-router"}, "vllm_router.services", name, self.trace,
+                self._id(key), at(start), at(end), parent, kind, attributes,
+            )  # fmt: skip
+
+    def _bare(self) -> str:
+        return self.name.removeprefix("cmpl-").removesuffix("-0")
+
+    def _proxy(self) -> Iterator[tuple[str, Span]]:
+        row, at = self.row, self.clock["router"]
+        handed, first, last = row["prefill_end_ns"] + IPC_NS // 4, *self.stream.ends
+        resource = {
+            **SDK,
+            "service.instance.id": self.ids.uuid("instance", "proxy"),
+            "service.name": "pd-proxy",
+        }
+        whole = self._id("proxy.request")
+        for name, start, end, parent, kind in (
+            ("proxy.request", row["route_start_ns"], last, None, SERVER),
+            ("proxy.prefill", row["route_end_ns"], handed, whole, CLIENT),
+            ("proxy.decode", handed, last, whole, CLIENT),
+        ):
+            yield "proxy", Span(
+                resource, PROXY_SCOPE, name, self.trace, self._id(name), at(start), at(end), parent,
+                kind if parent or kind == SERVER else INTERNAL,
+                {} if parent else {"request.id": self._bare()},
+                (("first_chunk", at(first)),) if name == "proxy.decode" else (),
+            )  # fmt: skip
+
+
+def _write_bench(run: Run, path: Path, ids: Ids, seen: dict[str, Stream]) -> None:
+    """The result of `vllm bench serve --save-detailed`: chunk times on a process clock."""
+    rows = run.requests.sort("arrival_ns", "request").to_dicts()
+    made = [seen.get(row["request"]) for row in rows]
+    origin = 1000.0 - rows[0]["arrival_ns"] / S if rows else 0.0
+    starts = [row["arrival_ns"] / S + origin for row in rows]
+    chunks = [[] if s is None else [at / S + origin for at in s.seen] for s in made]
+    good = [bool(chunk) for chunk in chunks]
+    ttfts = [c[0] - start if c else 0.0 for c, start in zip(chunks, starts, strict=True)]
+    itls = [np.diff(c).tolist() for c in chunks]
+    lengths = [row["output_tokens"] if ok else 0 for row, ok in zip(rows, good, strict=True)]
+    latency = [t + sum(gaps) for t, gaps in zip(ttfts, itls, strict=True)]
+    tpots = [(e - t) / (n - 1) for e, t, n in zip(latency, ttfts, lengths, strict=True) if n > 1]
+    last = max((c[-1] for c in chunks if c), default=0.0)
+    duration = last - starts[0] if rows else 0.0
+    inputs = [row["prompt_tokens"] for row in rows]
+    end = datetime.fromtimestamp(int((last - origin) if rows else 0), UTC)
+    result: dict[str, Any] = {
+        "date": f"{end:%Y%m%d-%H%M%S}",
+        "endpoint_type": "openai", "backend": "openai", "label": run.scenario.name,
+        "model_id": "opt-13b", "tokenizer_id": "opt-13b", "num_prompts": len(rows),
+        "request_rate": "inf", "burstiness": 1.0, "max_concurrency": None, "duration": duration,
+        "completed": sum(good), "failed": len(good) - sum(good),
+        "total_input_tokens": sum(inputs), "total_output_tokens": sum(lengths),
+        "request_throughput": sum(good) / duration, "request_goodput": None,
+        "output_throughput": sum(lengths) / duration,
+        "total_token_throughput": (sum(lengths) + sum(inputs)) / duration,
+        "input_lens": inputs, "output_lens": lengths, "ttfts": ttfts, "itls": itls,
+        "latencies": latency, "start_times": starts, "queue_times": [1e-4] * len(rows),
+        "generated_texts": [""] * len(rows),
+        "errors": ["" if ok else "unfinished" for ok in good],
+    }  # fmt: skip
+    flat = [gap for gaps in itls for gap in gaps]
+    for metric, values in (("ttft", ttfts), ("tpot", tpots), ("itl", flat), ("e2el", latency)):
+        result |= _statistics(metric, np.array(values) * 1e3)
+    path.write_text(json.dumps(result), "utf-8")
+
+
+def _statistics(metric: str, ms: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
+    if not len(ms):
+        ms = np.zeros(1)
+    shown = {
+        f"mean_{metric}_ms": float(ms.mean()),
+        f"median_{metric}_ms": float(np.median(ms)),
+        f"std_{metric}_ms": float(ms.std()),
+    }
+    return shown | {f"p{q}_{metric}_ms": float(np.percentile(ms, q)) for q in QUANTILES}

@@ -502,6 +502,7 @@ CREATE TABLE interference_step_losses (
   lost_s DOUBLE              -- excess x residents
 );
 
+<<<<<<< HEAD
 -- decode seconds lost to prefill on one worker, from token times and prefill intervals (evidence level B)
 -- stage: methods
 -- key: worker
@@ -564,3 +565,31 @@ CREATE TABLE interference_events (
   lost_ms DOUBLE,            -- of that what prefills explain
   culprit VARCHAR            -- request whose prefill shares most time with the gap
 );
+=======
+-- decode seconds lost to others' prompts on one worker, from the durations of its requests (evidence level C)
+-- stage: methods
+-- key: deployment, worker
+CREATE TABLE interference_requests (
+  worker VARCHAR,            -- the worker; NULL where nothing says who served the requests of the deployment
+  deployment VARCHAR,        -- its deployment
+  role VARCHAR,              -- role of the worker
+  observer VARCHAR,          -- observer whose instants were used: the innermost that saw nine in ten
+  requests BIGINT,           -- requests that it decoded
+  usable_requests BIGINT,    -- of them, those with an instant of the first token and a prompt length
+  victims BIGINT,            -- of them, those whose decoding can have been held up: 3 tokens or more, duration known, one stream
+  unlike_prompts BIGINT,     -- prompts computed while others decoded that differ from the median length by half of it or more
+  cached_known BOOLEAN,      -- cached tokens are known for nine in ten; else whole prompts stand for what was computed
+  permutations BIGINT,       -- shuffles of prompt lengths that were compared
+  p_value DOUBLE,            -- share of shuffles that explain the durations as well as the real lengths do
+  lost_s DOUBLE,             -- decode seconds lost, summed over the requests held up: the part that prompt lengths explain, a lower value; NULL cannot tell
+  lost_low_s DOUBLE,         -- 95 % interval, lower end; below 0 where nothing is shown
+  lost_high_s DOUBLE,        -- upper end: also what each prompt costs whatever its length, which load may explain as well
+  decode_s DOUBLE,           -- decode time of the victims: first token to end, summed; the denominator of lost_ratio
+  lost_ratio DOUBLE,         -- lost_s / decode_s
+  lost_ratio_low DOUBLE,     -- lost_low_s / decode_s
+  lost_ratio_high DOUBLE,    -- lost_high_s / decode_s
+  lost_per_1000_tokens_ms DOUBLE, -- what 1000 prompt tokens took from each request that was decoding, in the mean
+  flagged BOOLEAN,           -- interference is shown: p_value at most 0.01 and lost_ratio_low above 0.02; NULL cannot tell
+  note VARCHAR               -- what limits the numbers, or why there are none
+);
+>>>>>>> cb7cd94 (Prefill interference is judged from request durations too (level C): lower value, interval, or why it cannot tell)

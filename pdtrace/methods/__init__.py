@@ -12,7 +12,12 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from pdtrace.methods import _gap_inputs, interference_gaps, interference_steps
+from pdtrace.methods import (
+    _gap_inputs,
+    interference_gaps,
+    interference_requests,
+    interference_steps,
+)
 
 
 class Tables(Protocol):
@@ -58,6 +63,19 @@ def _interference_gaps(tables: Tables) -> dict[str, pl.DataFrame]:
     return interference_gaps.tables(judged)
 
 
+def _interference_requests(tables: Tables) -> dict[str, pl.DataFrame]:
+    """Worker after worker, so that never more than one worker's requests are in memory."""
+    results = [pl.DataFrame(schema=interference_requests.RESULT_SCHEMA)]
+    for worker in tables.sql(interference_requests.WORKERS).iter_rows(named=True):
+        requests = tables.sql(
+            interference_requests.REQUESTS,
+            worker=worker["worker"],
+            deployment=worker["deployment"],
+        )
+        results.append(interference_requests.interference(requests, **worker))
+    return {"interference_requests": pl.concat(results)}
+
+
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
@@ -72,6 +90,12 @@ METHODS: dict[str, Method] = {
             makes=("interference_gaps", "interference_gap_losses", "interference_events"),
             needs=("streams", "intervals", "legs", "requests", "workers", "facts"),
             function=_interference_gaps,
+        ),
+        Method(
+            name="interference_requests",
+            makes=("interference_requests",),
+            needs=("requests", "observations", "workers", "facts"),
+            function=_interference_requests,
         ),
     )
 }

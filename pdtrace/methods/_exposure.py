@@ -1,0 +1,108 @@
+"""What each request's decoding was exposed to on its worker: others' prompts, batch and context.
+
+Everything is a difference of running sums over sorted instants (whole columns, n log n): no loop
+over requests, no pair of requests is ever formed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdtrace.methods.statistics import Floats
+
+SHORTEST_PREFILL_S = 1e-3  # a prefill window is never taken shorter: its place is not known better
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """Prompt computation in time: a window per request, ready to be summed under any weights.
+
+    The prompt of a request is taken to be computed evenly from `starts` to `ends` (its first
+    token); `at` and `until` are the decode windows of those who may be held up.
+    """
+
+    starts: Floats
+    ends: Floats
+    at: Floats
+    until: Floats
+    by_start: NDArray[np.int64]
+    by_end: NDArray[np.int64]
+    places: tuple[NDArray[np.int64], ...]
+
+    @classmethod
+    def of(cls, starts: Floats, ends: Floats, at: Floats, until: Floats) -> Exposure:
+        """Sort once; sums under many weights are then cheap."""
+        starts = np.minimum(starts, ends - SHORTEST_PREFILL_S)
+        by_start, by_end = np.argsort(starts, kind="stable"), np.argsort(ends, kind="stable")
+        first, last = starts[by_start], ends[by_end]
+        places = (
+            np.searchsorted(first, at, "right"),
+            np.searchsorted(first, until, "right"),
+            np.searchsorted(last, at, "right"),
+            np.searchsorted(last, until, "right"),
+        )
+        return cls(starts, ends, at, until, by_start, by_end, places)
+
+    def tokens(self, weights: Floats) -> Floats:
+        """Weight computed inside each decode window; `weights` is one row or a table of rows.
+
+        A request's own prompt ends where its decode window begins: it never counts.
+        """
+        rate = weights / (self.ends - self.starts)
+        begun = _running(rate[..., self.by_start])
+        begun_at = _running((rate * self.starts)[..., self.by_start])
+        done = _running(rate[..., self.by_end])
+        done_at = _running((rate * self.ends)[..., self.by_end])
+        start_at, start_until, end_at, end_until = self.places
+        at = self.at * (begun[..., start_at] - done[..., end_at])
+        until = self.until * (begun[..., start_until] - done[..., end_until])
+        shift = begun_at[..., start_until] - begun_at[..., start_at]
+        shift -= done_at[..., end_until] - done_at[..., end_at]
+        found: Floats = until - at - shift
+        return found
+
+
+def prefill_windows(arrivals: Floats, firsts: Floats) -> Floats:
+    """When each prompt can have begun: its arrival, or the first token before it on this worker.
+
+    Engines compute prompts in the order of arrival; NaN arrivals give a window of one instant.
+    """
+    order = np.argsort(firsts, kind="stable")
+    previous = np.concatenate([[-np.inf], firsts[order][:-1]])
+    starts = np.empty_like(firsts)
+    starts[order] = np.maximum(np.where(np.isnan(arrivals), firsts, arrivals)[order], previous)
+    return np.minimum(starts, firsts)
+
+
+def mean_level(at: Floats, until: Floats, level: Floats, growth: Floats) -> Floats:
+    """Time mean, over each window, of the sum of all windows' levels.
+
+    Each window [at, until] carries `level` at its start and `level + growth` at its end, linearly
+    between: with level 1 and growth 0 the number active, with prompt and output tokens the context.
+    """
+    length = np.maximum(until - at, 1e-9)
+    slope = growth / length
+    times = np.concatenate([at, until])
+    order = np.argsort(times, kind="stable")
+    # value at t = jumps + slopes * t: running sums of both
+    jumps = np.concatenate([level - slope * at, -(level - slope * at)])[order]
+    slopes = np.concatenate([slope, -slope])[order]
+    sorted_times = times[order]
+    constant, inclination = np.cumsum(jumps), np.cumsum(slopes)
+    step = np.diff(sorted_times, append=sorted_times[-1])
+    middle = sorted_times + step / 2
+    area = np.concatenate([[0.0], np.cumsum((constant + inclination * middle) * step)])
+    place = np.empty(len(times), dtype=np.int64)
+    place[order] = np.arange(len(times))
+    count = len(at)
+    found: Floats = (area[place[count:]] - area[place[:count]]) / length
+    return found
+
+
+def _running(values: Floats) -> Floats:
+    """Running sums along the last axis with a 0 in front."""
+    zero = np.zeros((*values.shape[:-1], 1))
+    return np.concatenate([zero, np.cumsum(values, axis=-1)], axis=-1)

@@ -1,0 +1,123 @@
+"""Whether prompt lengths explain decode durations better than the same lengths shuffled in time.
+
+Restricted permutation test (Good 2005, Permutation, Parametric and Bootstrap Tests of Hypotheses):
+lengths change places only inside a stretch of successive requests; the statistic is the fall of the
+squared residuals when the two length columns get the best coefficients that are not negative.
+Sampling stops as soon as the answer is sure to be no (Besag & Clifford 1991).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pdtrace.methods.statistics import SEED, Bools, Floats, median_sigma, trimmed_least_squares
+
+if TYPE_CHECKING:
+    from pdtrace.methods._exposure import Exposure
+
+STRETCH = 20  # requests among which lengths are shuffled: longer ones mix quiet and busy times
+PERMUTATIONS = 999
+BATCH = 111  # permutations computed at once
+CLIP = 8.0  # residuals beyond so many scaled MAD count as that many
+LOST_HOPE = 10  # shuffles as good as the real lengths: p stays above 0.01
+CELLS = 8_000_000  # permutations x requests that are computed at most
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The p value, and the spread of decode time (as a share) that shuffled lengths explain."""
+
+    p_value: float
+    spread_ratio: float
+    permutations: int
+
+
+def test(
+    base: Floats, duration: Floats, weights: Floats, lengths: Floats, exposure: Exposure
+) -> Gain:
+    """The real lengths (one per prompt) against shuffled ones, beyond the base columns."""
+    residual, basis = _residual(base, duration, weights)
+
+    def fitted(rows: Floats) -> tuple[Floats, Floats]:
+        """(gain, seconds explained) of each row of lengths."""
+        first, second = exposure.tokens(rows), exposure.tokens(rows**2)
+        gain, one, two = _gains(residual, *(_beyond(basis, x * weights) for x in (first, second)))
+        return gain, (one[:, None] * first + two[:, None] * second).sum(axis=1)
+
+    real = fitted(lengths[None])[0][0]
+    random = np.random.default_rng(SEED)
+    # Inside one decode window shuffling changes nothing: a stretch holds several windows' prompts.
+    stretch = max(STRETCH, round(2 * float(np.median(base[:, -1]))))
+    rounds = max(199, min(PERMUTATIONS, CELLS // len(lengths)))
+    batch = max(1, min(BATCH, CELLS // 8 // len(lengths)))
+    gains: list[Floats] = []
+    seconds: list[Floats] = []
+    done = as_good = 0
+    while done < rounds and as_good < LOST_HOPE:
+        size = min(batch, rounds - done)
+        gain, explained = fitted(_shuffled(lengths, stretch, size, random))
+        gains.append(gain)
+        seconds.append(explained)
+        done += size
+        as_good += int((gain >= real * (1 - 1e-9)).sum())
+    spread = float(np.sqrt(np.mean(np.concatenate(seconds) ** 2)))
+    return Gain((1 + as_good) / (1 + done), spread / float(duration.sum()), done)
+
+
+def _residual(base: Floats, duration: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """Clipped residuals of durations over the base columns, and an orthonormal basis of these."""
+    weighted = duration * weights
+    floor = 0.01 * float(np.median(weighted))
+    fit = trimmed_least_squares(base, duration, weights, floor=floor)
+    rest = weighted - fit.at(base) * weights
+    rest = rest - np.median(rest)
+    limit = CLIP * max(median_sigma(rest), 1e-3 * floor)
+    rest = np.clip(rest, -limit, limit)
+    columns = base * weights[:, None]
+    scale = np.abs(columns).max(axis=0)
+    left, size, _ = np.linalg.svd(columns / np.where(scale > 0, scale, 1.0), full_matrices=False)
+    basis = left[:, size > 1e-9 * size[0]]
+    return rest - basis @ (basis.T @ rest), basis
+
+
+def _beyond(basis: Floats, rows: Floats) -> Floats:
+    """Rows without what the base explains of them."""
+    found: Floats = rows - (rows @ basis) @ basis.T
+    return found
+
+
+def _gains(residual: Floats, first: Floats, second: Floats) -> tuple[Floats, Floats, Floats]:
+    """(gain, coefficient, coefficient) of two columns a row, coefficients not negative."""
+    a, b, c = (first**2).sum(1), (second**2).sum(1), (first * second).sum(1)
+    x, y = first @ residual, second @ residual
+    alone_x = np.where((x > 0) & (a > 0), x / np.where(a > 0, a, 1.0), 0.0)
+    alone_y = np.where((y > 0) & (b > 0), y / np.where(b > 0, b, 1.0), 0.0)
+    size = a * b - c * c
+    sound: Bools = size > 1e-9 * a * b
+    size = np.where(sound, size, 1.0)
+    both_x, both_y = (b * x - c * y) / size, (a * y - c * x) / size
+    together = sound & (both_x >= 0) & (both_y >= 0)
+    options = np.stack(
+        [np.where(together, both_x * x + both_y * y, -1.0), alone_x * x, alone_y * y]
+    )
+    best = options.argmax(axis=0)
+    gain: Floats = options.max(axis=0)
+    nothing = np.zeros_like(x)
+    return (
+        gain,
+        np.choose(best, [both_x, alone_x, nothing]),
+        np.choose(best, [both_y, nothing, alone_y]),
+    )
+
+
+def _shuffled(lengths: Floats, stretch: int, size: int, random: np.random.Generator) -> Floats:
+    """Rows of lengths, shuffled inside stretches of successive requests."""
+    count = len(lengths)
+    stretches = max(1, count // stretch)
+    place = np.minimum(np.arange(count) * stretches // count, stretches - 1)
+    order = np.argsort(place + random.random((size, count)), axis=1)
+    found: Floats = lengths[order]
+    return found

@@ -69,6 +69,8 @@ def gather(
             continue
         if {column, *source.also} & set(condition):
             left[column] = "it is part of the condition"
+        elif column == "output_tokens" and set(condition) == {"ttft_ms"}:
+            left[column] = "it comes after the first token"
         elif rows[column].null_count() == rows.height:
             left[column] = "unknown"
         else:

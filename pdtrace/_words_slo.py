@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pdtrace.numbers import UNKNOWN, count, duration, plural, share
+from pdtrace import numbers
+from pdtrace.numbers import UNKNOWN, count, duration, plural
 
 if TYPE_CHECKING:
     from pdtrace.diagnose import Deployment
@@ -14,6 +16,15 @@ NO_CAPACITY = (
     "At the load of this period, with the latencies of these requests. How much load could be served within the "
     "limits (capacity) needs runs at several loads: one period's log does not say it."
 )
+
+MANY = 1_000  # shares of so many requests have a decimal
+
+
+def share(value: float | None, of: int = 0) -> str:
+    """A share as per cent, finer of many requests; what is not all is never written as 100 %."""
+    if value is not None and 0 < value < 1 and (value > 0.99 or of >= MANY):
+        return f"{math.floor(1000 * value) / 10:.1f} %"
+    return numbers.share(value)
 
 
 def slo_lines(deployment: Deployment) -> list[str]:
@@ -44,11 +55,12 @@ def _class_line(row: Mapping[str, Any]) -> str:
 
 def slo_line(row: Mapping[str, Any]) -> str:
     """Attainment of a limit, with its interval and both denominators."""
-    low, high = row["interval"]
+    n = row["arrivals"]
+    low, high = (share(end, n) for end in row["interval"])
     return (
-        f"SLO {_limit(row)}: met by {row['good']:,} of {plural(row['arrivals'], 'arrival')} = {share(row['attainment'])} "
-        f"(95 % interval {share(low)} – {share(high)}); "
-        f"{share(row['attainment_of_completed'])} of the {row['completed']:,} completed{_unknown(row)}{_single(row)}"
+        f"SLO {_limit(row)}: met by {row['good']:,} of {plural(n, 'arrival')} = {share(row['attainment'], n)} "
+        f"(95 % interval {low} – {high}); "
+        f"{share(row['attainment_of_completed'], n)} of the {row['completed']:,} completed{_unknown(row)}{_single(row)}"
     )
 
 
@@ -109,14 +121,20 @@ def surfaces(deployment: Deployment) -> list[tuple[str, Sequence[str], list[list
     for name in dict.fromkeys(row["class"] for row in deployment.surface):
         rows = [row for row in deployment.surface if row["class"] == name]
         if len(rows) > 1:
-            tables.append((_title(name, rows), *_grid(rows)))
+            rest = [
+                _limit(row)
+                for row in deployment.slo
+                if row["class"] == name and row["metric"] in ("itl_ms", "e2e_ms")
+            ]
+            tables.append((_title(name, rows, rest), *_grid(rows)))
     return tables
 
 
-def _title(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
+def _title(name: str, rows: Sequence[Mapping[str, Any]], rest: Sequence[str]) -> str:
     rate = any(row["good_per_s"] is not None for row in rows)
     what = "Good requests per second, and attainment," if rate else "Attainment"
-    return f"{what} under other limits ({name}; * as given)"
+    held = f"; {' and '.join(rest)} in force" if rest else ""
+    return f"{what} under other limits ({name}; * as given{held})"
 
 
 def _grid(rows: Sequence[Mapping[str, Any]]) -> tuple[Sequence[str], list[list[str]]]:

@@ -25,6 +25,16 @@ MODELS = (semconv.REQUEST_MODEL, "gen_ai.response.model", "llm.model_name", "llm
 REQUEST_IDS = ("x_request_id", "x-request-id", "http.request.header.x-request-id", "gen_ai.request.id",
                "request.id", "request_id", "gen_ai.response.id")  # fmt: skip
 SESSIONS = (semconv.CONVERSATION_ID, "session.id", "langfuse.session.id", "conversation.id")
+TENANTS = (
+    "tenant.id",
+    "user.id",
+    "enduser.id",
+    "gen_ai.user.id",
+    "llm.user",
+    "gen_ai.request.user",
+    "langfuse.user.id",
+)
+ROUTES = ("http.route", "url.path", "http.target")
 HTTP_STATUS = (semconv.HTTP_STATUS, "http.status_code")
 FINISH_REASONS = (semconv.RESPONSE_FINISH_REASONS, "gen_ai.completion.0.finish_reason")
 # Seconds from the start of the span to its first token or chunk.
@@ -64,6 +74,8 @@ TEXTS = (
     *MODELS,
     *REQUEST_IDS,
     *SESSIONS,
+    *TENANTS,
+    *ROUTES,
     *FINISH_REASONS,
     *KV_BACKENDS,
     semconv.ERROR_TYPE,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 import polars as pl
 
+from ._table_headers import KEY_MEANING
 from ._table_plan import Plan, column_ms
 from ._table_values import instants_ns, numbers, text
 
@@ -38,10 +41,15 @@ def typed_columns(plan: Plan, frame: pl.DataFrame, record: pl.Series) -> pl.Data
         "model",
         "note",
         "streaming",
+        "tenant",
+        "route",
         "row_id",
         "worker",
     ):
         columns[meaning] = or_null(_text(plan, frame, meaning), height, pl.String)
+    keys = hashed(_text(plan, frame, KEY_MEANING))
+    columns["tenant"] = or_null(coalesced([columns["tenant"], keys]), height, pl.String)
+    columns["route"] = columns["route"].str.split("?").list.first()
     ids = [text_of(frame, c.name) for c in plan.columns.get("request_id", [])]
     columns["request_id"] = or_null(coalesced(ids), height, pl.String)
     first_text = next((n for n in frame.columns if frame[n].dtype == pl.String), None)
@@ -56,6 +64,16 @@ def typed_columns(plan: Plan, frame: pl.DataFrame, record: pl.Series) -> pl.Data
         chunks.list.last() if chunks is not None else None, height, pl.Int64
     )
     return pl.DataFrame([series.alias(name) for name, series in columns.items()])
+
+
+def hashed(keys: pl.Series | None) -> pl.Series | None:
+    """API keys as `key-` and ten digits of their sha256: equal keys stay equal, none can be read."""
+    if keys is None:
+        return None
+    known = {
+        key: f"key-{sha256(key.encode()).hexdigest()[:10]}" for key in keys.drop_nulls().unique()
+    }
+    return keys.replace_strict(known, default=None, return_dtype=pl.String)
 
 
 def or_null(series: pl.Series | None, height: int, kind: type[pl.DataType]) -> pl.Series:

@@ -51,6 +51,9 @@ DURATION_UNITS = {
 }
 UNIT_MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "min": 6e4}
 
+# A secret: stored as a hash only.
+KEY_MEANING = "tenant_key"
+_ASKED = {"tenant", KEY_MEANING, "route"}  # who asked for what makes no table one of requests
 _STATISTICS = re.compile(
     r"(?:^|_)(?:p\d{1,4}|median|std|stdev|stddev|var|variance|min|max|percentile|quantile|histogram|"
     r"bucket|slo|target|limit|threshold|timeout)(?:_|$)"
@@ -192,6 +195,14 @@ _RULES: tuple[tuple[str, str], ...] = (
     ),
     ("finish_reason", r"(?:finish|stop)_reason"),
     ("streaming", r"(?:is_)?stream(?:ed|ing)?"),
+    ("tenant", r"tenant(?:_?(?:id|name))?|테넌트|租户"),
+    ("tenant", r"(?:customer|org|organi[sz]ation|account|team)(?:_?(?:id|name|alias))?|고객|客户"),
+    ("tenant", r"(?:end_?)?user(?:_?(?:id|name|hash))?|사용자|用户"),
+    (KEY_MEANING, r"(?:virtual_|user_)?(?:api_?)?key(?:_?(?:hash|alias|id|name))?|authorization"),
+    (
+        "route",
+        r"(?:http_|api_)?(?:route|path|endpoint|target)|url_path|request_(?:path|route)|경로|路由",
+    ),
     ("model", r"model(?:_?(?:name|id))?|모델|模型|modell|モデル|modèle|modelo"),
     (
         "worker",
@@ -341,6 +352,7 @@ def understand_all(names: Sequence[str]) -> list[Column]:
 def is_request_table(names: Sequence[str]) -> bool:
     """At least two request columns, one of them a latency or a token count, and no plain log line."""
     found = understand_all(names)
+    found = [c for c in found if c.meaning not in _ASKED]
     meanings = {c.meaning for c in found}
     if len({c.name for c in found}) < 2 or len(meanings) < 2:
         return False

@@ -144,6 +144,8 @@ def _legs(plan: Plan, values: pl.DataFrame, observer: str, worker: str) -> pl.Da
         .when(pl.col("not_streamed"))
         .then(pl.lit(value=False))
         .alias("streaming"),
+        "tenant",
+        "route",
         "status",
         pl.when(pl.col("finish_reason").str.len_chars() <= ERROR_CHARACTERS)
         .then("finish_reason")

@@ -124,6 +124,8 @@ def _legs(spans: pl.DataFrame) -> pl.DataFrame:
         request_id.alias("request_id"),
         request_id.str.replace(r"^(?:chatcmpl|cmpl)-", "").alias("external_id"),
         columns.first_of(columns.SESSIONS).alias("session"),
+        columns.first_of(columns.TENANTS).alias("tenant"),
+        columns.first_of(columns.ROUTES).str.split("?").list.first().alias("route"),
         pl.lit(model.WALL).alias("clock"),
         "start_ns",
         first.alias("first_token_ns"),

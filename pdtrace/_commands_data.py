@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import click
 
-from pdtrace._door import format_option, open_trace, paths_argument, read_options, reading_options
+from pdtrace._door import (
+    format_option,
+    open_trace,
+    paths_argument,
+    read_options,
+    reading_options,
+    slo_option,
+)
 
 
 @click.command()
@@ -22,7 +29,8 @@ from pdtrace._door import format_option, open_trace, paths_argument, read_option
 @click.option(
     "--param", "params", multiple=True, metavar="NAME=VALUE", help="Parameter of a named query."
 )
-def query(query: str, paths: tuple[str, ...], style: str, limit: int, params: tuple[str, ...],
+@slo_option
+def query(query: str, paths: tuple[str, ...], style: str, limit: int, params: tuple[str, ...], slo: str | None,
           since: str | None, until: str | None, keep_content: bool, debug: bool) -> None:  # fmt: skip
     """Print the rows of a view, finding or table by name, or of any SELECT.
 
@@ -31,9 +39,14 @@ def query(query: str, paths: tuple[str, ...], style: str, limit: int, params: tu
     pdtrace query "SELECT request, ttft_ms FROM requests ORDER BY ttft_ms DESC LIMIT 10" run.duckdb
     """
     from pdtrace import terminal
+    from pdtrace.goodput import give
     from pdtrace.queries import run
+    from pdtrace.slo import policy
 
+    limits = policy(slo) if slo is not None else None
     with open_trace(paths, since, until, keep_content) as trace:
+        if limits:
+            give(trace.store, limits)
         rows = run(trace.store, query, params, limit if style in ("text", "md") else 0)
     terminal.show_rows(rows, style, limit)
 

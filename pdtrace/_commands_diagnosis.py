@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import click
 
-from pdtrace._door import CHECK_FAILED, format_option, open_trace, paths_argument, reading_options
+from pdtrace._door import (
+    CHECK_FAILED,
+    format_option,
+    open_trace,
+    paths_argument,
+    reading_options,
+    slo_option,
+)
 
 
 @click.command()
 @paths_argument
 @reading_options
 @format_option("text", "json", "md")
-@click.option("--slo", metavar="LIMITS", help="Limits to judge by, such as ttft=500ms,tpot=50ms.")
+@slo_option
 @click.option("--check", "checks", multiple=True, metavar="CONDITION",
               help="Exit with 3 unless it holds, such as 'ttft_p95<500ms'. May be repeated.")  # fmt: skip
 @click.pass_context
@@ -22,15 +29,17 @@ def diagnose(ctx: click.Context, paths: tuple[str, ...], style: str, slo: str | 
     \b
     pdtrace diagnose logs/ traces.jsonl.gz
     pdtrace diagnose run.duckdb --format json
-    pdtrace diagnose logs/ --slo ttft=500ms,tpot=50ms --check 'ttft_p95<500ms'
+    pdtrace diagnose logs/ --slo ttft=500ms,tpot=50ms --check 'attainment>=95%'
+    pdtrace diagnose logs/ --slo classes.toml
     """
     from pdtrace import terminal
     from pdtrace.diagnose import diagnose as run
     from pdtrace.diagnose import evaluate
-    from pdtrace.options import parse_check, parse_slo
+    from pdtrace.options import parse_check
+    from pdtrace.slo import policy
 
     conditions = [parse_check(text) for text in checks]
-    limits = parse_slo(slo) if slo is not None else None
+    limits = policy(slo) if slo is not None else None
     with open_trace(paths, since, until, keep_content) as trace:
         diagnosis = run(trace.store, limits)
     terminal.show_diagnosis(diagnosis, style)

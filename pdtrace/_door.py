@@ -27,6 +27,13 @@ def format_option(*choices: str) -> Callable[..., Any]:
     )  # fmt: skip
 
 
+slo_option = click.option(
+    "--slo",
+    metavar="LIMITS",
+    help="Limits to judge by, such as ttft=500ms,tpot=50ms,itl_p99=100ms, or a .toml file with classes of requests.",
+)
+
+
 def reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options of every command that reads dumps."""
     for option in (

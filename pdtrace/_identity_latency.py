@@ -32,12 +32,12 @@ DEFINITIONS = {
 _COLUMNS = (
     "leg, source, worker, deployment, request, observer, role, role_basis, trace_id,"
     " external_id, session, turn, attempt, stream, clock, start_ns, first_token_ns, last_token_ns,"
-    " end_ns, resolution_ns, ttft_ms, e2e_ms, tpot_ms, ttft_definition, first_token_delivered,"
+    " end_ns, tenant, route, streaming, resolution_ns, ttft_ms, e2e_ms, tpot_ms, ttft_definition, first_token_delivered,"
     " model, prompt_tokens, cached_tokens, output_tokens, max_tokens, status, error, note"
 )
 _FIRST_KNOWN = (
     "deployment", "external_id", "trace_id", "session", "turn", "model", "prompt_tokens",
-    "cached_tokens", "output_tokens", "note",
+    "cached_tokens", "output_tokens", "note", "tenant", "route", "streaming",
 )  # fmt: skip
 
 
@@ -67,8 +67,8 @@ _REQUEST_COLUMNS = [
     "request", "deployment", "start_ns", "end_ns", "first_token_ns", "window_observer",
     "first_token_observer", "resolution_ns", "ttft_ms", "e2e_ms", "tpot_ms", "prefill_worker",
     "decode_worker", "mode", "model", "prompt_tokens", "cached_tokens", "output_tokens", "streams",
-    "attempts", "first_token_origin", "outcome", "error", "session", "turn", "external_id",
-    "trace_id", "note",
+    "attempts", "first_token_origin", "outcome", "error", "session", "turn", "tenant",
+    "route", "streaming", "external_id", "trace_id", "note",
 ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from pdtrace._identity_legs import weak
 
 COARSE_NS = 10**6  # instants coarser than this come from log lines
 OUTCOMES = {"completed": 0, "aborted": 1, "failed": 2}
+_ASKED = ("tenant", "route", "streaming")  # who asked for what
 
 
 def prepared(legs: pl.DataFrame) -> pl.DataFrame:
@@ -166,7 +167,7 @@ def _merged(rows: pl.DataFrame) -> pl.DataFrame:
     known = ordered.group_by("r").agg(
         pl.col("prompt_tokens", "cached_tokens", "output_tokens").max().name.suffix("_any"),
         pl.col("outcome").min().alias("outcome"),
-        pl.col("model", "session", "external_id", "trace_id", "note", "error")
+        pl.col("model", "session", "external_id", "trace_id", "note", "error", *_ASKED)
         .drop_nulls()
         .first()
         .name.suffix("_any"),
@@ -192,7 +193,7 @@ def _merged(rows: pl.DataFrame) -> pl.DataFrame:
     return out.with_columns(
         *(pl.coalesce(c, f"{c}_any").alias(c) for c in (
             "prompt_tokens", "cached_tokens", "output_tokens", "model", "session", "external_id",
-            "trace_id", "note", "error",
+            "trace_id", "note", "error", *_ASKED,
         )),
         pl.col("streams").fill_null(1),
         pl.when(tried).then("_tried").otherwise("lo").alias("begin"),

@@ -12,6 +12,7 @@ from pdtrace import numbers
 from pdtrace._grid import Column, grid, wrapped
 from pdtrace.phrases import (
     MANY,
+    NO_CAPACITY,
     definitions,
     dependence_lines,
     evidence_line,
@@ -23,7 +24,8 @@ from pdtrace.phrases import (
     phase_cell,
     shorten,
     shorten_path,
-    slo_line,
+    slo_lines,
+    surfaces,
     unused_reason,
 )
 
@@ -84,8 +86,7 @@ class Page:
             line = " · ".join(f"{key} {value}" for key, value in deployment.conditions)
             self._text("conditions: " + line, "dim")
         self._latency(deployment)
-        for row in deployment.slo:
-            self._indented(slo_line(row))
+        self._limits(deployment)
         self._figures(deployment)
         self._phases(deployment)
         self._marks(deployment)
@@ -115,6 +116,14 @@ class Page:
         ])  # fmt: skip
         for line in definitions(deployment):
             self._indented(line, "dim")
+
+    def _limits(self, deployment: Deployment) -> None:
+        if deployment.slo:
+            self._list("Limits (SLO)", slo_lines(deployment))
+            self._indented(NO_CAPACITY, "dim")
+        for title, heads, rows in surfaces(deployment):
+            self._heading(title)
+            grid(self.out, [Column(head, right=True) for head in heads], rows)
 
     def _figures(self, deployment: Deployment) -> None:
         tables = figure_tables(deployment)

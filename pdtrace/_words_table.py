@@ -26,12 +26,8 @@ def closing(deployment: Deployment, rows: Mapping[str, Row]) -> str:
     if failed is not None and failed["severity"] == "critical":
         return "See to the failures first: they are in no latency figure."
     given = any(row is not None and row["limit_given"] for row in (first, stream))
-    limits = next((row for row in deployment.slo if row["metric"] == "all"), None)
-    if limits is not None and not given:
-        return (
-            f"Of {plural(limits['arrivals'], 'request')} {limits['good']:,} are known to meet the limits given, "
-            "and none is known to break one."
-        )
+    if deployment.slo and not given:
+        return _by_limits(deployment)
     if n < FEW and not given:
         return (
             f"{plural(n, 'request')}: too few to call anything slow against the others; add rows "
@@ -42,6 +38,17 @@ def closing(deployment: Deployment, rows: Mapping[str, Row]) -> str:
     if stream is not None and stream["requests"]:
         return _slow_streams(deployment, stream)
     return _even(deployment)
+
+
+def _by_limits(deployment: Deployment) -> str:
+    """How the requests stand to limits that no finding takes."""
+    rows = [row for row in deployment.slo if row["metric"] == "all"]
+    asked, good, unknown = (
+        sum(row[key] for row in rows) for key in ("arrivals", "good", "unknown")
+    )
+    missed = asked - good - unknown
+    rest = f"{missed:,} are known not to." if missed else "and none is known to break one."
+    return f"Of {plural(asked, 'request')} {good:,} are known to meet the limits given, {rest}"
 
 
 def _late(deployment: Deployment, row: Row) -> str:

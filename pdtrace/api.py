@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from pdtrace.diagnose import Diagnosis
-    from pdtrace.model import Slo
+    from pdtrace.model import Slo, SloPolicy
 
 # Above this much input the tables live in a temporary file, so that DuckDB may spill and memory stays bounded.
 IN_MEMORY_BYTES = 512 << 20
@@ -104,13 +104,13 @@ class Trace:
         """The partition: request, phase, detail, start_ns, end_ns, worker, basis."""
         return self.store.query("phases")
 
-    def diagnose(self, slo: Slo | None = None) -> Diagnosis:
+    def diagnose(self, slo: Slo | SloPolicy | None = None) -> Diagnosis:
         """The whole diagnosis; `.to_dict()` gives the documented JSON."""
         from pdtrace.diagnose import diagnose
 
         return diagnose(self.store, slo)
 
-    def findings(self, slo: Slo | None = None) -> pl.DataFrame:
+    def findings(self, slo: Slo | SloPolicy | None = None) -> pl.DataFrame:
         """One row per finding and deployment, in the order of the diagnosis, with the fields of the JSON."""
         import polars as pl
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from pdtrace import coverage, library, marks, wording
+from pdtrace import coverage, goodput, library, marks, wording
 from pdtrace.errors import PROBLEM, REPORT, in_one_line, reraise_stop
-from pdtrace.methods import statistics
-from pdtrace.model import OBSERVERS, PHASE_DETAILS, PHASES, Finding, Slo
+from pdtrace.model import OBSERVERS, PHASE_DETAILS, PHASES, Finding, Slo, SloPolicy
 from pdtrace.options import Check
 from pdtrace.store import Store
 
@@ -80,6 +79,9 @@ class Deployment:
     dependence: tuple[Row, ...] = ()
     figures: tuple[Row, ...] = ()
     judged: tuple[str, ...] = ()  # what was looked for and is not shown
+    unmatched: int = 0
+    surface: tuple[Row, ...] = ()
+    fluidity: tuple[Row, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,9 @@ def _deployment_dict(deployment: Deployment) -> dict[str, Any]:
         "phases": [dict(row) for row in deployment.phases],
         "findings": [_finding_dict(f) for f in deployment.findings],
         "slo": [dict(row) for row in deployment.slo],
+        "slo_unmatched": deployment.unmatched,
+        "goodput_surface": [dict(row) for row in deployment.surface],
+        "fluidity": [dict(row) for row in deployment.fluidity],
         "conditions": dict(deployment.conditions),
         "marks": [dict(row) for row in deployment.marks],
         "dependence": [dict(row) for row in deployment.dependence],
@@ -147,14 +152,19 @@ def _finding_dict(finding: Finding) -> dict[str, Any]:
     }
 
 
-def diagnose(store: Store, slo: Slo | None = None) -> Diagnosis:
-    """Diagnose what the store holds. Every deployment is judged apart; nothing is pooled."""
-    slo = slo or Slo()
-    with store.computed_once(*_READ_BY_MANY):
-        return _diagnose(store, slo)
+def diagnose(store: Store, slo: Slo | SloPolicy | None = None) -> Diagnosis:
+    """Diagnose what the store holds. Every deployment is judged apart; nothing is pooled.
+
+    Limits by class judge requests one by one; findings go by limits that hold for every request only.
+    """
+    policy = goodput.as_policy(slo)
+    goodput.give(store, policy)
+    with store.computed_once(*_READ_BY_MANY, *(goodput.READ_BY_MANY if policy else ())):
+        return _diagnose(store, policy)
 
 
-def _diagnose(store: Store, slo: Slo) -> Diagnosis:
+def _diagnose(store: Store, policy: SloPolicy | None) -> Diagnosis:
+    slo = policy.single() if policy else Slo()
     problems = _problems(store)
     asked = _finding_queries(store, slo)
     store.ask_ahead([*asked.items(), *((name, {}) for name in _ASKED)])
@@ -191,7 +201,6 @@ def _diagnose(store: Store, slo: Slo) -> Diagnosis:
                 _without(r, "deployment") for r in phases if r["deployment"] == row["deployment"]
             ),
             findings=tuple(_ranked(f for f, _ in findings if f.deployment == row["deployment"])),
-            slo=tuple(_attainment(store, row["deployment"], slo)),
             conditions=tuple(
                 coverage.conditions(f for f in facts if f["deployment"] == row["deployment"])
             ),
@@ -201,6 +210,8 @@ def _diagnose(store: Store, slo: Slo) -> Diagnosis:
                 )
             ),
         )
+        if policy:
+            deployment = _limited(store, deployment)
         deployments.append(_judged(store, deployment, findings, facts, dependence, slo))
     sources = tuple(coverage.sources(store))
     return Diagnosis(
@@ -218,6 +229,17 @@ def _deployments(store: Store) -> list[dict[str, Any]]:
            LEFT JOIN (SELECT deployment, count(*) AS n FROM requests GROUP BY deployment) r USING (deployment)
            ORDER BY coalesce(n, 0) DESC, d.name, d.deployment"""
     ).to_dicts()
+
+
+def _limited(store: Store, deployment: Deployment) -> Deployment:
+    """The deployment judged by the limits given."""
+    return replace(
+        deployment,
+        slo=tuple(goodput.attainment(store, deployment.id)),
+        unmatched=goodput.unmatched(store, deployment.id),
+        surface=tuple(goodput.surface(store, deployment.id)),
+        fluidity=tuple(goodput.fluid(store, deployment.id)),
+    )
 
 
 def _judged(
@@ -267,7 +289,7 @@ def _findings(
 
 def _finding_queries(store: Store, slo: Slo) -> dict[str, dict[str, object]]:
     """Every finding that can have rows, with those of its parameters that the user's limits set."""
-    limits = {f"slo_{key}": value for key, value in vars(slo).items() if value is not None}
+    limits = {f"slo_{key}": value for key, value in slo.limits().items()}
     return {
         query.name: {p.name: limits[p.name] for p in query.params if p.name in limits}
         for query in _able(store)
@@ -333,44 +355,6 @@ def _counts(store: Store, deployment: str) -> dict[str, int]:
     return {"count": sum(int(n) for n in rows.values()), **counts}
 
 
-def _attainment(store: Store, deployment: str, slo: Slo) -> list[dict[str, Any]]:
-    """Share of requests that met each limit and all of them, over all arrivals and over completed ones.
-
-    A request with one output token has no TPOT: it passes any TPOT limit, as in vLLM's bench (method: G2).
-    """
-    limits = {
-        key: value for key, value in vars(slo).items() if value is not None and key != "itl_ms"
-    }
-    if not limits:
-        return []
-    rows = []
-    tests = {
-        key: f"(coalesce({key} <= {value}, {key} IS NULL AND output_tokens = 1))"
-        for key, value in limits.items()
-    }
-    tests["all"] = "(" + " AND ".join(tests.values()) + ")"
-    for key, test in tests.items():
-        known = test if key == "all" else f"{key} IS NOT NULL OR output_tokens = 1"
-        ((n, completed, unknown, good, single),) = store.rows(
-            f"""SELECT count(*), count(*) FILTER (outcome = 'completed'),
-                       count(*) FILTER (outcome = 'completed' AND NOT coalesce({known}, false)
-                                        AND {"true" if key != "all" else "ttft_ms IS NULL"}),
-                       count(*) FILTER (outcome = 'completed' AND {test}),
-                       count(*) FILTER (outcome = 'completed' AND {test} AND tpot_ms IS NULL AND output_tokens = 1)
-                FROM requests WHERE deployment = ?""",
-            [deployment],
-        )
-        low, high = statistics.wilson_interval(good, n) if n else (None, None)
-        rows.append(
-            {
-                "metric": key, "limit_ms": limits.get(key), "good": good, "arrivals": n, "completed": completed,
-                "unknown": unknown, "single": single if "tpot_ms" in limits and key in {"tpot_ms", "all"} else 0, "attainment": good / n if n else None, "interval": [low, high],
-                "attainment_of_completed": good / completed if completed else None,
-            }
-        )  # fmt: skip
-    return rows
-
-
 def _without(row: Row, *names: str) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key not in names}
 
@@ -384,21 +368,35 @@ def iso(instant_ns: int | None) -> str | None:
 
 
 def evaluate(diagnosis: Diagnosis, check: Check) -> list[tuple[str, float | None, bool]]:
-    """A check against every deployment that has requests: (deployment name, value, holds)."""
-    results = []
-    for deployment in diagnosis.deployments:
-        if not deployment.requests["count"]:
-            continue
-        value = _checked_value(deployment, check)
-        results.append((deployment.name, value, check.holds(value)))
-    return results
+    """A check against every deployment that has requests: (deployment name, value, holds).
+
+    Attainment is checked class by class.
+    """
+    return [
+        (name, value, check.holds(value))
+        for deployment in diagnosis.deployments
+        if deployment.requests["count"]
+        for name, value in _checked(deployment, check)
+    ]
+
+
+def _checked(deployment: Deployment, check: Check) -> list[tuple[str, float | None]]:
+    if check.metric == "attainment":
+        rows = [row for row in deployment.slo if row["metric"] == "all"]
+        several = len(rows) > 1
+        return [
+            (
+                f"{deployment.name}, {row['class']}" if several else deployment.name,
+                row["attainment"],
+            )
+            for row in rows
+        ] or [(deployment.name, None)]
+    return [(deployment.name, _checked_value(deployment, check))]
 
 
 def _checked_value(deployment: Deployment, check: Check) -> float | None:
     if check.metric == "failed":
         return deployment.requests["failed"] / deployment.requests["count"]
-    if check.metric == "attainment":
-        return next((row["attainment"] for row in deployment.slo if row["metric"] == "all"), None)
     rows = [row for row in deployment.latency if row["metric"] == check.metric]
     best = next((row for row in rows if row["headline"]), rows[0] if len(rows) == 1 else None)
     return None if best is None else best[check.statistic]

@@ -9,6 +9,7 @@ from pdtrace import numbers
 from pdtrace.errors import printable
 from pdtrace.phrases import (
     MANY,
+    NO_CAPACITY,
     definitions,
     dependence_lines,
     evidence_line,
@@ -19,7 +20,8 @@ from pdtrace.phrases import (
     phase_cell,
     shorten,
     shorten_path,
-    slo_line,
+    slo_lines,
+    surfaces,
 )
 
 if TYPE_CHECKING:
@@ -99,9 +101,10 @@ def _deployment(deployment: Deployment) -> list[str]:
             "",
         ]
     parts += _latency(deployment)
-    parts += [f"- {cell(slo_line(row))}" for row in deployment.slo] + (
-        [""] if deployment.slo else []
-    )
+    if deployment.slo:
+        parts += [*(f"- {cell(line)}" for line in slo_lines(deployment)), "", cell(NO_CAPACITY), ""]
+    for title, heads, rows in surfaces(deployment):
+        parts += [f"{cell(title)}:", "", table(heads, rows)]
     for heads, rows in figure_tables(deployment):
         parts += [table(heads, rows)]
     if deployment.phases:

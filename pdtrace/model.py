@@ -207,8 +207,49 @@ class Slo:
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
-    itl_ms: float | None = None
+    itl_ms: float | None = None  # of a quantile of the request's own gaps between tokens
     e2e_ms: float | None = None
+    itl_quantile: float = 0.99  # which quantile; 1 is the longest gap
+
+    def limits(self) -> dict[str, float]:
+        """The limits that are set, by metric."""
+        names = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+@dataclass(frozen=True)
+class SloClass:
+    """Limits for the requests that meet all of its conditions; what is left out asks nothing.
+
+    Texts are patterns: `*` stands for anything. Prompt lengths: at least the first, below the second.
+    """
+
+    name: str
+    limits: Slo
+    model: tuple[str, ...] = ()
+    tenant: tuple[str, ...] = ()
+    session: tuple[str, ...] = ()
+    route: tuple[str, ...] = ()
+    request: tuple[str, ...] = ()
+    streaming: bool | None = None
+    prompt_tokens: tuple[int | None, int | None] = (None, None)
+
+    def takes_all(self) -> bool:
+        """Whether it has no condition."""
+        texts = (self.model, self.tenant, self.session, self.route, self.request)
+        return not any(texts) and self.streaming is None and self.prompt_tokens == (None, None)
+
+
+@dataclass(frozen=True)
+class SloPolicy:
+    """Classes of requests with their limits; the first class whose conditions a request meets takes it."""
+
+    classes: tuple[SloClass, ...]
+
+    def single(self) -> Slo:
+        """The limits, where one class takes every request; else none."""
+        (first, *others) = self.classes
+        return first.limits if not others and first.takes_all() else Slo()
 
 
 @dataclass(frozen=True)

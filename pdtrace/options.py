@@ -21,6 +21,7 @@ _SLO_KEYS = {
     "e2e": "e2e_ms",
     "e2el": "e2e_ms",
 }
+_ITL_KEY = re.compile(r"^itl_(?:max|p(50|75|90|95|99|99\.9))$")
 _CHECK = re.compile(
     r"^\s*(ttft|tpot|itl|e2e)_(mean|p50|p90|p95|p99|max)\s*(<=|>=|<|>)\s*(.+)$"
     r"|^\s*(failed|attainment)\s*(<=|>=|<|>)\s*([0-9]*\.?[0-9]+)\s*(%?)\s*$"
@@ -58,18 +59,38 @@ def duration_ms(text: str) -> float:
 
 
 def parse_slo(text: str) -> Slo:
-    """Limits such as ttft=500ms,tpot=50ms."""
+    """Limits such as ttft=500ms,tpot=50ms,itl_p99=100ms."""
     slo = Slo()
     for part in text.split(","):
         key, separator, value = part.partition("=")
-        name = _SLO_KEYS.get(key.strip().lower().removesuffix("_ms"))
-        if not separator or name is None:
+        found = slo_limit(key)
+        if not separator or found is None:
             raise BadOption(
                 f"--slo: {part.strip()!r} is not understood",
-                "write it like ttft=500ms,tpot=50ms,e2e=10s",
+                "write it like ttft=500ms,tpot=50ms,e2e=10s, or name a .toml file",
             )
-        slo = replace(slo, **{name: duration_ms(value)})
+        slo = with_limit(slo, *found, duration_ms(value), where="--slo")
     return slo
+
+
+def slo_limit(key: str) -> tuple[str, float | None] | None:
+    """The metric that a limit's name means, and for gaps between tokens which quantile; None when it is no limit."""
+    word = key.strip().lower().removesuffix("_ms")
+    if word in _SLO_KEYS:
+        return _SLO_KEYS[word], None
+    match = _ITL_KEY.match(word)
+    return ("itl_ms", float(match[1]) / 100 if match[1] else 1.0) if match else None
+
+
+def with_limit(slo: Slo, metric: str, quantile: float | None, limit_ms: float, where: str) -> Slo:
+    """The limits with one more; a second limit of the same metric is refused."""
+    if getattr(slo, metric) is not None:
+        name = metric.removesuffix("_ms")
+        raise BadOption(f"{where}: two limits for {name}", "give one limit for each metric")
+    if limit_ms <= 0:
+        raise BadOption(f"{where}: a limit of 0 can never be met", "write it like ttft=500ms")
+    slo = replace(slo, **{metric: limit_ms})
+    return slo if quantile is None else replace(slo, itl_quantile=quantile)
 
 
 def parse_check(text: str) -> Check:
@@ -84,6 +105,13 @@ def parse_check(text: str) -> Check:
         return Check(text, f"{match[1]}_ms", match[2], match[3], duration_ms(match[4]))  # type: ignore[arg-type]
     limit = float(match[7]) / (100 if match[8] else 1)
     return Check(text, match[5], "share", match[6], limit)  # type: ignore[arg-type]
+
+
+def one_of(**given: str | None) -> None:
+    """Raise BadOption when more than one of these options was given."""
+    names = [f"--{name}" for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise BadOption(f"{' and '.join(names)} exclude each other", f"give {' or '.join(names)}")
 
 
 def parse_window(since: str | None, until: str | None) -> tuple[int | None, int | None]:

@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any
 from pdtrace import numbers, wording
 from pdtrace._words_figures import METRIC_HEADS, STEP_HEADS
 from pdtrace._words_figures import SHOWN as SHOWN_METRICS
+from pdtrace._words_slo import NO_CAPACITY as NO_CAPACITY
+from pdtrace._words_slo import slo_line as slo_line
+from pdtrace._words_slo import slo_lines as slo_lines
+from pdtrace._words_slo import surfaces as surfaces
 from pdtrace.marks import SHOWN as SHOWN_MARKS
 from pdtrace.wording import MANY as MANY
 
@@ -66,27 +70,6 @@ def definitions(deployment: Deployment) -> list[str]:
         f"{metric}{' (' + ', '.join(who) + ')' if many[metric] > 1 else ''}: {text}"
         for (metric, text), who in lines
     ]
-
-
-def slo_line(row: Mapping[str, Any]) -> str:
-    """Attainment of a limit, with its interval and both denominators."""
-    limit = (
-        "all limits"
-        if row["metric"] == "all"
-        else f"{row['metric'].removesuffix('_ms').upper()} ≤ {numbers.duration(row['limit_ms'])}"
-    )
-    low, high = row["interval"]
-    unknown = f"; {row['unknown']:,} of them unknown, counted as missed" if row["unknown"] else ""
-    single = (
-        f"; {numbers.plural(row['single'], 'answer')} of one token meet any TPOT limit"
-        if row.get("single")
-        else ""
-    )
-    return (
-        f"SLO {limit}: met by {row['good']:,} of {numbers.plural(row['arrivals'], 'arrival')} = {numbers.share(row['attainment'])} "
-        f"(95 % interval {numbers.share(low)} – {numbers.share(high)}); "
-        f"{numbers.share(row['attainment_of_completed'])} of the {row['completed']:,} completed{unknown}{single}"
-    )
 
 
 def phase_cell(row: Mapping[str, Any], key: str) -> str:

@@ -43,6 +43,8 @@ OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
 CONVERSATION_ID = "gen_ai.conversation.id"
 ERROR_TYPE = "error.type"  # general conventions, attribute registry
+USER_ID = "user.id"  # general conventions, attribute registry
+HTTP_ROUTE = "http.route"  # HTTP conventions 1.23 and later
 HTTP_STATUS = "http.response.status_code"  # HTTP conventions 1.23 and later
 
 # ---- shared by three engines (vllm/tracing, sglang/srt/tracing, tensorrt_llm/llmapi); seconds

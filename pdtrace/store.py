@@ -168,6 +168,18 @@ class Store:
         self.connection.execute(f"DELETE FROM {table}")
         return self.append(table, batch)
 
+    def give(self, table: str, batch: object) -> None:
+        """Fill a table that holds what this run was given (its `stage` says so).
+
+        In a file a temporary table of that name stands before it: the file stays as it is.
+        """
+        if self.path is None:
+            self.replace(table, batch)
+            return
+        inner = ", ".join(f'"{c.name}" {c.type}' for c in library.tables()[table].columns)
+        self.connection.execute(f"CREATE OR REPLACE TEMP TABLE {table} ({inner})")
+        self.append(table, batch)
+
     def _check(self, table: str, frame: pa.Table, columns: Mapping[str, str]) -> None:
         """Raise SchemaMismatch when the batch does not fit; each schema is looked at once."""
         mark = (table, str(frame.schema))

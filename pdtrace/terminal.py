@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pdtrace.diagnose import Diagnosis
     from pdtrace.options import Check
     from pdtrace.reading import Progress
+    from pdtrace.slow import Answer
 
 PLAIN_WIDTH = 110  # when the output is no terminal
 UPRIGHT = 3  # so many rows are shown upright when they are too wide
@@ -150,6 +151,18 @@ def show_diagnosis(diagnosis: Diagnosis, style: str) -> None:
 def write_diagnosis(diagnosis: Diagnosis, out: Console) -> None:
     """The whole diagnosis as text for people, on a console of the caller's choice."""
     Page(out).show(diagnosis)
+
+
+def show_slow(answer: Answer, style: str) -> None:
+    """Print what sets slow requests apart as text, Markdown or JSON."""
+    from pdtrace import _slow_page
+
+    if style == "json":
+        print_json(answer.to_dict())
+    elif style == "md":
+        write(_slow_page.markdown(answer))
+    else:
+        _slow_page.write(answer, console())
 
 
 def show_checks(results: Sequence[tuple[Check, str, float | None, bool]]) -> None:

@@ -285,6 +285,8 @@ CREATE TABLE legs (
   output_tokens BIGINT,      -- output tokens
   max_tokens BIGINT,         -- limit asked for
   streaming BOOLEAN,         -- answer was streamed
+  tenant VARCHAR,            -- user, team or customer; of an API key only a hash
+  route VARCHAR,             -- HTTP route that was called, without its query
   status VARCHAR,            -- completed, failed, aborted or unknown
   finish_reason VARCHAR,     -- stop, length, ...
   error VARCHAR,             -- error kind or code
@@ -372,6 +374,9 @@ CREATE TABLE requests (
   error VARCHAR,             -- error kind or code
   session VARCHAR,           -- session
   turn BIGINT,               -- turn
+  tenant VARCHAR,            -- user, team or customer; of an API key only a hash
+  route VARCHAR,             -- HTTP route that was called
+  streaming BOOLEAN,         -- answer was streamed
   external_id VARCHAR,       -- id that travelled between components
   trace_id VARCHAR,          -- trace
   note VARCHAR               -- remark of a table of requests
@@ -638,4 +643,38 @@ CREATE TABLE interference_requests (
   lost_per_1000_tokens_ms DOUBLE, -- what 1000 prompt tokens took from each request that was decoding, in the mean
   flagged BOOLEAN,           -- interference is shown: p_value at most 0.01 and lost_ratio_low above 0.02; NULL cannot tell
   note VARCHAR               -- what limits the numbers, or why there are none
+);
+
+-- limits (SLO) of this run of pdtrace, class by class; empty where none were given
+-- stage: given
+-- key: position
+CREATE TABLE slo_classes (
+  position INTEGER,          -- order: the first class whose conditions a request meets takes it
+  class VARCHAR,             -- name of the class
+  conditions VARCHAR,        -- its conditions in words; NULL where it takes every request
+  model VARCHAR,             -- regular expression for the whole model name; NULL any
+  tenant VARCHAR,            -- likewise for the tenant
+  session VARCHAR,           -- likewise for the session
+  route VARCHAR,             -- likewise for the route
+  request VARCHAR,           -- likewise for the request's id
+  streaming BOOLEAN,         -- streamed answers or others; NULL any
+  prompt_from_tokens BIGINT, -- prompts of at least this many tokens; NULL any
+  prompt_below_tokens BIGINT, -- prompts of fewer tokens than this; NULL any
+  ttft_ms DOUBLE,            -- limit of the time to first token; NULL none
+  tpot_ms DOUBLE,            -- limit of the mean time per output token after the first
+  itl_ms DOUBLE,             -- limit of a quantile of the request's own gaps between tokens
+  itl_quantile DOUBLE,       -- that quantile, 0 to 1 (1 is the longest gap)
+  e2e_ms DOUBLE              -- limit of the whole duration
+);
+
+-- fluidity of each request whose token gaps are known, by the deadlines of its class (TTFT limit, then TPOT limit)
+-- stage: given
+-- key: request
+CREATE TABLE slo_fluidity (
+  request VARCHAR,           -- the request
+  emissions BIGINT,          -- tokens judged; chunks where a chunk's tokens are not known
+  on_time BIGINT,            -- of them on time, with the slack that earlier ones left
+  missed_deadlines BIGINT,   -- deadlines missed: a stall of ten deadlines misses ten
+  fluidity_doc DOUBLE,       -- on time / tokens: the index as documented
+  fluidity_code DOUBLE       -- 1 - missed / (met + missed deadlines): the index as the published code counts it
 );

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import click
 
-from pdtrace import __version__, _commands_data, _commands_diagnosis
+from pdtrace import __version__, _commands_data, _commands_diagnosis, _commands_runs
 from pdtrace._door import FINE, OUR_ERROR, USAGE
 from pdtrace.errors import REPORT, BadOption, PdtraceError, in_one_line, printable
 
@@ -60,6 +60,7 @@ def cli() -> None:
 _COMMANDS = (
     _commands_diagnosis.diagnose,
     _commands_diagnosis.explain,
+    _commands_runs.compare,
     _commands_diagnosis.coverage,
     _commands_data.query,
     _commands_data.ingest,

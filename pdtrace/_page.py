@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +31,14 @@ from pdtrace.phrases import (
 )
 
 if TYPE_CHECKING:
+    from pdtrace.blocks import Block
     from pdtrace.diagnose import Deployment, Diagnosis
     from pdtrace.model import Finding
 
+# What a cell of numbers looks like: a signed quantity with its unit, an interval, or the sign for unknown.
+_NUMBER = re.compile(
+    r"[≤+−-]?[0-9][0-9.,]*( ?[%a-zµ/]+)?( … [+−-]?[0-9.,]+( ?[%a-zµ/]+)?)?( \([^)]*\))?|–"
+)
 WIDE = 100  # bars of shares are drawn from this width on
 BAR_CELLS = 12
 SEVERITY_STYLE = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
@@ -52,6 +58,30 @@ class Page:
         self._list("What these data do not support", diagnosis.not_supported)
         self._list("What stays unknown, and how to find out", diagnosis.unknown)
         self._sources(diagnosis.sources)
+
+    def show_blocks(self, blocks: Sequence[Block]) -> None:
+        """Blocks one below the other."""
+        for block in blocks:
+            if block.empty:
+                continue
+            if block.title:
+                self._heading(block.title)
+            for line in block.strong:
+                self._text(line, "bold")
+            if block.rows:
+                numeric = [
+                    all(_NUMBER.fullmatch(row[n]) for row in block.rows if row[n])
+                    for n in range(len(block.heads))
+                ]
+                columns = [
+                    Column(h, right=r, wraps=not r)
+                    for h, r in zip(block.heads, numeric, strict=True)
+                ]
+                grid(self.out, columns, block.rows)
+            for line in block.lines:
+                self._text(line)
+            for item in block.items:
+                self._item(item)
 
     def _text(self, text: str, style: str = "") -> None:
         for line in wrapped(text, self.out.width):

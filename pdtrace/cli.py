@@ -20,6 +20,7 @@ from pdtrace import (
     _commands_data,
     _commands_diagnosis,
     _commands_run,
+    _commands_runs,
 )
 from pdtrace._door import FINE, OUR_ERROR, USAGE
 from pdtrace.errors import REPORT, BadOption, PdtraceError, in_one_line, printable
@@ -67,6 +68,7 @@ _COMMANDS = (
     _commands_diagnosis.diagnose,
     _commands_diagnosis.explain,
     _commands_analysis.slow,
+    _commands_runs.compare,
     _commands_diagnosis.coverage,
     _commands_data.query,
     _commands_data.ingest,

@@ -85,6 +85,24 @@ CONDITION_KEYS = (
 )  # fmt: skip
 
 
+# A fact about no worker belongs to the deployment of its file's requests.
+_FACTS = """
+WITH single AS (
+  SELECT source, min(deployment) AS deployment FROM legs WHERE deployment IS NOT NULL
+  GROUP BY source HAVING count(DISTINCT deployment) = 1
+)
+SELECT f.*, w.role, coalesce(w.deployment, o.deployment) AS deployment
+FROM facts f
+LEFT JOIN workers w ON w.worker = f.worker
+LEFT JOIN single o ON f.worker IS NULL AND o.source = f.source
+"""
+
+
+def deployment_facts(store: Store) -> list[dict[str, Any]]:
+    """What was said of each deployment, and the role of the worker it was said of."""
+    return store.sql(_FACTS).to_dicts()
+
+
 def conditions(facts: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """The facts of a deployment that its numbers depend on; several values are joined by ' / '."""
     values: dict[str, list[str]] = {}

@@ -43,18 +43,6 @@ FROM workers w
 ORDER BY deployment, role, name, worker
 """
 
-# A fact about no worker belongs to the deployment of its file's requests.
-_FACTS = """
-WITH single AS (
-  SELECT source, min(deployment) AS deployment FROM legs WHERE deployment IS NOT NULL
-  GROUP BY source HAVING count(DISTINCT deployment) = 1
-)
-SELECT f.*, coalesce(w.deployment, o.deployment) AS deployment
-FROM facts f
-LEFT JOIN workers w ON w.worker = f.worker
-LEFT JOIN single o ON f.worker IS NULL AND o.source = f.source
-"""
-
 Row = Mapping[str, Any]
 
 
@@ -178,7 +166,7 @@ def _diagnose(store: Store, policy: SloPolicy | None) -> Diagnosis:
         key=lambda r: (PHASES.index(r["phase"]), _DETAILS.index(r["detail"])),
     )
     workers = store.sql(_WORKERS).to_dicts()
-    facts = store.sql(_FACTS).to_dicts()
+    facts = coverage.deployment_facts(store)
     dependence = sorted(
         store.query("token_dependence").to_dicts(),
         key=lambda r: (_METRICS.index(f"{r['measure']}_ms"), r["tokens"]),

@@ -25,6 +25,7 @@ from pdtrace.phrases import (
 )
 
 if TYPE_CHECKING:
+    from pdtrace.blocks import Block
     from pdtrace.diagnose import Deployment, Diagnosis
 
 
@@ -84,6 +85,20 @@ def diagnosis_markdown(diagnosis: Diagnosis) -> str:
         "",
         table(("path", "read as", "read", "kept", "skipped", "remark"), rows),
     ]
+    return "\n".join(parts)
+
+
+def blocks_markdown(blocks: Sequence[Block]) -> str:
+    """Blocks one below the other."""
+    parts = []
+    for block in blocks:
+        if block.empty:
+            continue
+        parts += [f"### {cell(block.title)}", ""] if block.title else []
+        parts += [f"**{cell(line)}**\n" for line in block.strong]
+        parts += [table(block.heads, block.rows)] if block.rows else []
+        parts += [f"{cell(line)}\n" for line in block.lines]
+        parts += [*(f"- {cell(item)}" for item in block.items), ""] if block.items else []
     return "\n".join(parts)
 
 

@@ -26,6 +26,7 @@ from pdtrace.phrases import shorten_path
 if TYPE_CHECKING:
     import polars as pl
 
+    from pdtrace.blocks import Block
     from pdtrace.diagnose import Diagnosis
     from pdtrace.options import Check
     from pdtrace.reading import Progress
@@ -163,6 +164,18 @@ def show_slow(answer: Answer, style: str) -> None:
         write(_slow_page.markdown(answer))
     else:
         _slow_page.write(answer, console())
+
+
+def show_report(value: Mapping[str, Any], blocks: Sequence[Block], style: str) -> None:
+    """Print a report as text or Markdown from its blocks, or as JSON from its value."""
+    if style == "json":
+        print_json(value)
+    elif style == "md":
+        from pdtrace.markdown import blocks_markdown
+
+        write(blocks_markdown(blocks))
+    else:
+        Page(console()).show_blocks(blocks)
 
 
 def show_checks(results: Sequence[tuple[Check, str, float | None, bool]]) -> None:

@@ -41,13 +41,13 @@ class Fit:
         return fitted
 
 
-def wilson_interval(successes: int, n: int) -> tuple[float, float]:
-    """95 % score interval of a share (Wilson 1927); (0, 1) without trials."""
+def wilson_interval(successes: int, n: int, z: float = Z95) -> tuple[float, float]:
+    """Score interval of a share (Wilson 1927), 95 % by default; (0, 1) without trials."""
     if n <= 0:
         return 0.0, 1.0
-    share, z2 = successes / n, Z95 * Z95
+    share, z2 = successes / n, z * z
     centre = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = Z95 / (1 + z2 / n) * float(np.sqrt(share * (1 - share) / n + z2 / (4 * n * n)))
+    half = z / (1 + z2 / n) * float(np.sqrt(share * (1 - share) / n + z2 / (4 * n * n)))
     return max(0.0, centre - half), min(1.0, centre + half)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,15 @@ class Ragged:
     keys: list[str]
     kinds: np.ndarray  # STRING ... OTHER, of each pair
     values: dict[int, pa.Array]  # by kind: the values of the pairs of that kind, in order
+    _shapes: dict[int, tuple[np.ndarray, Shapes]] = field(default_factory=dict)
+
+    def shapes(self, kind: int) -> tuple[np.ndarray, Shapes]:
+        """Which pairs are of a kind, and the sequences of their keys."""
+        if kind not in self._shapes:
+            index = np.flatnonzero(self.kinds == kind)
+            counts = np.bincount(self.owner[index], minlength=self.owners)
+            self._shapes[kind] = index, Shapes(self.codes[index], counts)
+        return self._shapes[kind]
 
     def take_irregular(self) -> dict[int, list[Any]]:
         """Remove pairs that cannot be stored as columns; returns them by owner, as [key, value].
@@ -46,8 +55,7 @@ class Ragged:
         split = [code for code, key in enumerate(self.keys) if SEPARATOR in key]
         drop = np.isin(self.codes, split) if split else np.zeros(len(self.codes), bool)
         for kind in self.values:
-            index = np.flatnonzero(self.kinds == kind)
-            shape = Shapes(self.codes[index], np.bincount(self.owner[index], minlength=self.owners))
+            index, shape = self.shapes(kind)
             for row in shape.rows_with_repeats():
                 seen: set[int] = set()
                 for pair in index[shape.starts[row] : shape.starts[row] + shape.counts[row]]:
@@ -62,6 +70,7 @@ class Ragged:
             entry = [key, redact(self._value(int(pair)), key).value]
             dropped.setdefault(int(self.owner[pair]), []).append(entry)
         keep = ~drop
+        self._shapes.clear()
         for kind, array in self.values.items():
             self.values[kind] = array.filter(pa.array(keep[self.kinds == kind]))
         self.owner, self.codes, self.kinds = self.owner[keep], self.codes[keep], self.kinds[keep]
@@ -129,14 +138,84 @@ def optional(structs: pa.StructArray, name: str) -> pa.Array:
     return structs.field(name)
 
 
-def ragged(lists: pa.Array) -> Ragged:
-    """The pairs of a column of attribute lists."""
-    if pa.types.is_null(lists.type):
+LIFTED = "\x7f"  # the key of what stands in place of a list that was lifted out of JSON
+LIFTED_FROM = 10**7  # the number of the first such list
+
+
+@dataclass
+class Lifted:
+    """Pairs that were taken out of the text of a block before it was parsed.
+
+    In place of each list stands one element {LIFTED: LIFTED_FROM + its number}.
+    """
+
+    bounds: np.ndarray  # where the pairs of each list begin, and where the last ends
+    codes: np.ndarray
+    keys: list[str]
+    kinds: np.ndarray
+    values: dict[int, pa.Array]
+
+    def of(self, numbers: np.ndarray, owner: np.ndarray, owners: int) -> Ragged:
+        """The pairs of some lists (by number, ascending) with their owners."""
+        counts = self.bounds[numbers + 1] - self.bounds[numbers]
+        inside = np.zeros(len(self.bounds) - 1, bool)
+        inside[numbers] = True
+        taken = np.repeat(inside, np.diff(self.bounds))
+        values = {
+            kind: array.filter(pa.array(taken[self.kinds == kind]))
+            for kind, array in self.values.items()
+        }
+        return Ragged(
+            owners,
+            np.repeat(owner, counts),
+            self.codes[taken],
+            self.keys,
+            self.kinds[taken],
+            {kind: array for kind, array in values.items() if len(array)},
+        )
+
+
+def _joined(one: Ragged, other: Ragged) -> Ragged:
+    """The pairs of two, which have no owner in common."""
+    place = {key: code for code, key in enumerate(one.keys)}
+    keys = [*one.keys, *(key for key in other.keys if key not in place)]
+    place = {key: code for code, key in enumerate(keys)}
+    codes = np.array([place[key] for key in other.keys], np.int32)[other.codes]
+    owner = np.concatenate((one.owner, other.owner))
+    order = np.argsort(owner, kind="stable")
+    kinds = np.concatenate((one.kinds, other.kinds))
+    values: dict[int, pa.Array] = {}
+    for kind in sorted(one.values.keys() | other.values.keys()):
+        parts = [pairs.values[kind] for pairs in (one, other) if kind in pairs.values]
+        rank = np.argsort(np.argsort(owner[kinds == kind], kind="stable"), kind="stable")
+        values[kind] = pa.concat_arrays(parts).take(pa.array(np.argsort(rank)))
+    codes = np.concatenate((one.codes, codes)).astype(np.int32)
+    return Ragged(one.owners, owner[order], codes[order], keys, kinds[order], values)
+
+
+def ragged(lists: pa.Array, lifted: Lifted | None = None) -> Ragged:
+    """The pairs of a column of attribute lists, of which some may have been lifted before."""
+    if pa.types.is_null(lists.type) or lists.null_count == len(lists):
         return Ragged(
             len(lists), np.empty(0, np.int64), np.empty(0, np.int32), [], np.empty(0, np.int8), {}
         )
     pairs = lists.flatten()
     owner = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
+    if lifted is not None and pairs.type.get_field_index(LIFTED) >= 0:
+        return _with_lifted(pairs, owner, len(lists), lifted)
+    return _parsed(pairs, owner, len(lists))
+
+
+def _with_lifted(pairs: pa.StructArray, owner: np.ndarray, owners: int, lifted: Lifted) -> Ragged:
+    at = pairs.field(LIFTED)
+    if not at.null_count:
+        return lifted.of(at.to_numpy() - LIFTED_FROM, owner, owners)
+    marked = pc.is_valid(at).to_numpy(zero_copy_only=False)
+    rest = _parsed(pairs.filter(pa.array(~marked)), owner[~marked], owners)
+    return _joined(lifted.of(at.drop_null().to_numpy() - LIFTED_FROM, owner[marked], owners), rest)
+
+
+def _parsed(pairs: pa.StructArray, owner: np.ndarray, owners: int) -> Ragged:
     encoded = pc.fill_null(pairs.field("key"), "").dictionary_encode()
     codes = encoded.indices.to_numpy(zero_copy_only=False)
     value = pairs.field("value")
@@ -159,7 +238,7 @@ def ragged(lists: pa.Array) -> Ragged:
     rest = np.flatnonzero(kinds == OTHER)
     if len(rest):
         values[OTHER] = _other_values(value.take(pa.array(rest)))
-    return Ragged(len(lists), owner, codes, encoded.dictionary.to_pylist(), kinds, values)
+    return Ragged(owners, owner, codes, encoded.dictionary.to_pylist(), kinds, values)
 
 
 def _other_values(value: pa.StructArray) -> pa.StringArray:
@@ -198,12 +277,12 @@ def typed_columns(pairs: Ragged) -> dict[str, pa.Array]:
     """
     columns: dict[str, pa.Array] = {}
     for kind, values in sorted(pairs.values.items()):
-        index = np.flatnonzero(pairs.kinds == kind)
-        counts = np.bincount(pairs.owner[index], minlength=pairs.owners)
+        _, shapes = pairs.shapes(kind)
+        counts = shapes.counts
         offsets = np.zeros(pairs.owners + 1, np.int32)
         np.cumsum(counts, out=offsets[1:])
         name = _COLUMNS[kind]
-        columns[f"{name}_keys"] = Shapes(pairs.codes[index], counts).texts(pairs.keys)
+        columns[f"{name}_keys"] = shapes.texts(pairs.keys)
         columns[f"{name}_values"] = pa.ListArray.from_arrays(
             pa.array(offsets), values, mask=pa.array(counts == 0)
         )

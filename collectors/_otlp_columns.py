@@ -15,7 +15,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ._otlp_attributes import json_objects, optional, ragged, typed_columns, withhold
+from ._otlp_attributes import Lifted, json_objects, optional, ragged, typed_columns, withhold
 from ._otlp_content import LONG_BYTES, Counted, redact, stand_in
 from ._otlp_resources import Resources
 
@@ -53,7 +53,11 @@ class _Fragments:
 
 
 def span_rows(
-    resource_spans: pa.StructArray, resources: Resources, *, keep_content: bool = False
+    resource_spans: pa.StructArray,
+    resources: Resources,
+    *,
+    keep_content: bool = False,
+    lifted: Lifted | None = None,
 ) -> SpanRows:
     """Flatten ResourceSpans messages into rows of `spans`.
 
@@ -66,10 +70,10 @@ def span_rows(
     spans = span_lists.flatten()
     span_scope = _parents(span_lists)
     n = len(spans)
-    resource_ids, withheld = resources.identify(resource_spans, keep_content)
+    resource_ids, withheld = resources.identify(resource_spans, keep_content, lifted)
     extra = _Fragments(keep_content)
     scope = scopes.field("scope")
-    withheld += _scope_extra(scopes, scope, span_scope, extra, keep_content)
+    withheld += _scope_extra(scopes, scope, span_scope, extra, lifted)
 
     columns: dict[str, pa.Array] = {
         "trace_id": hexadecimal(spans.field("traceId")),
@@ -91,14 +95,14 @@ def span_rows(
     columns["status_message"] = message
     withheld += cut
 
-    attributes = ragged(spans.field("attributes"))
+    attributes = ragged(spans.field("attributes"), lifted)
     for row, fields in attributes.take_irregular().items():
         extra.put(row, "attributes", fields)
     if not keep_content:
         withheld += withhold(attributes)
     columns.update(typed_columns(attributes))
-    columns["events"], cut = _children(spans, "events", extra, keep_content)
-    columns["links"], more = _children(spans, "links", extra, keep_content)
+    columns["events"], cut = _children(spans, "events", extra, lifted)
+    columns["links"], more = _children(spans, "links", extra, lifted)
     withheld += cut + more
     for name in ("droppedAttributesCount", "droppedEventsCount", "droppedLinksCount"):
         _note(extra, name, optional(spans, name), np.arange(n))
@@ -118,15 +122,15 @@ def _scope_extra(
     scope: pa.StructArray,
     span_scope: np.ndarray,
     extra: _Fragments,
-    keep_content: bool,
+    lifted: Lifted | None,
 ) -> int:
     """Put what a scope says beyond name and version into `extra` of its spans.
 
     Counts withheld texts.
     """
     found = _Fragments(extra.keep_content)
-    attributes = ragged(scope.field("attributes"))
-    withheld = 0 if keep_content else withhold(attributes)
+    attributes = ragged(scope.field("attributes"), lifted)
+    withheld = 0 if extra.keep_content else withhold(attributes)
     texts = json_objects(attributes)
     for row in _valid(texts):
         found.put(int(row), "attributes", orjson.loads(texts[int(row)].as_py()))
@@ -143,7 +147,7 @@ def _scope_extra(
 
 
 def _children(
-    spans: pa.StructArray, name: str, extra: _Fragments, keep_content: bool
+    spans: pa.StructArray, name: str, extra: _Fragments, lifted: Lifted | None
 ) -> tuple[pa.Array, int]:
     """Events or links as lists of structs (NULL where a span has none).
 
@@ -157,9 +161,9 @@ def _children(
     owner = _parents(lists)
     if not len(items):
         return pa.nulls(n, pa.null()), 0
-    attributes = ragged(items.field("attributes"))
+    attributes = ragged(items.field("attributes"), lifted)
     attributes.take_irregular()
-    withheld = 0 if keep_content else withhold(attributes)
+    withheld = 0 if extra.keep_content else withhold(attributes)
     texts = json_objects(attributes)
     if name == "events":
         parts = {

@@ -9,7 +9,7 @@ import orjson
 
 from ._common import number
 from ._otlp_content import redact
-from ._otlp_json import camel
+from ._otlp_json_walk import camel
 from ._otlp_resources import Resources
 from ._otlp_values import json_text, pairs, plain, whole
 

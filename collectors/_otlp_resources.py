@@ -11,7 +11,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ._otlp_attributes import json_objects, ragged, withhold
+from ._otlp_attributes import Lifted, json_objects, ragged, withhold
 from ._otlp_content import redact
 from ._otlp_values import json_text
 
@@ -28,10 +28,12 @@ class Resources:
         self._written: set[str] = set()
         self._rows: list[dict[str, Any]] = []
 
-    def identify(self, messages: pa.StructArray, keep_content: bool) -> tuple[pa.Array, int]:
+    def identify(
+        self, messages: pa.StructArray, keep_content: bool, lifted: Lifted | None = None
+    ) -> tuple[pa.Array, int]:
         """The resource id of each ResourceSpans message, and the count of withheld texts."""
         resource = messages.field("resource")
-        attributes = ragged(resource.field("attributes"))
+        attributes = ragged(resource.field("attributes"), lifted)
         attributes.take_irregular()
         withheld = 0 if keep_content else withhold(attributes)
         parts = {

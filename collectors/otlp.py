@@ -20,12 +20,16 @@ import pyarrow as pa
 
 from pdtrace.model import Head, Match, Sink, Source
 
+from . import _otlp_decoders as decoders
 from . import _otlp_json as otlp_json
 from . import _otlp_wire as wire
 from ._common import CUT_OFF
 from ._otlp_columns import SpanRows, span_rows
-from ._otlp_json import Requests, Spelling
+from ._otlp_json import Spelling
+from ._otlp_json_walk import canonical
+from ._otlp_lifted import PADDING, lift
 from ._otlp_logs import log_rows, sample_rows
+from ._otlp_requests import Requests, requests_of_document, requests_of_lines
 from ._otlp_resources import Resources
 
 TITLE = "OpenTelemetry (OTLP)"
@@ -222,9 +226,9 @@ _Work = Callable[[Resources, bool], _Decoded]
 
 def _json_work(start: bytes, stream: IO[bytes]) -> Iterator[_Work]:
     if otlp_json.is_lines(start):
-        spelling = otlp_json.spelling_of(start)
-        for block, cut in otlp_json.line_blocks(start, stream):
-            yield _lines_work(block, spelling, cut)
+        spellings = _Spellings()
+        for block, cut in otlp_json.line_blocks(start, stream, PADDING):
+            yield _lines_work(block, spellings, cut)
         return
     parts = [start]
     while block := stream.read(otlp_json.BLOCK_BYTES):
@@ -232,19 +236,44 @@ def _json_work(start: bytes, stream: IO[bytes]) -> Iterator[_Work]:
     yield _document_work(b"".join(parts))
 
 
-def _lines_work(block: bytes, spelling: Spelling, cut: bool) -> _Work:
-    def decode(resources: Resources, keep_content: bool) -> _Decoded:
-        arrow = otlp_json.resource_spans(block, spelling)
-        if arrow is None and (own := otlp_json.spelling_of(block)) != spelling:
-            arrow = otlp_json.resource_spans(block, own)
+class _Spellings:
+    """How the blocks of one file are spelled: as the last one, until the parser refuses that."""
+
+    def __init__(self) -> None:
+        self._last: dict[bool, Spelling] = {}
+
+    def parse(self, text: bytes | pa.Buffer, *, lifted: bool) -> pa.StructArray | None:
+        last = self._last.get(lifted)
+        arrow = None if last is None else otlp_json.resource_spans(text, last)
         if arrow is not None:
+            return arrow
+        own = otlp_json.spelling_of(bytes(text), lifted=lifted)
+        if own != last and (arrow := otlp_json.resource_spans(text, own)) is not None:
+            self._last[lifted] = own
+        return arrow
+
+
+def _lines_work(block: bytes, spellings: _Spellings, cut: bool) -> _Work:
+    def decode(resources: Resources, keep_content: bool) -> _Decoded:
+        for take in (lift, _as_it_is):
+            text, lifted = take(block)
+            if text is None:
+                continue
+            arrow = spellings.parse(text, lifted=lifted is not None)
+            if arrow is None:
+                continue
             try:
-                return _Decoded(span_rows(arrow, resources, keep_content=keep_content))
+                rows = span_rows(arrow, resources, keep_content=keep_content, lifted=lifted)
             except pa.ArrowInvalid:  # integers that are none, or do not fit
-                pass
-        return _walked(otlp_json.requests_of_lines(block, cut=cut), resources, keep_content)
+                continue
+            return _Decoded(rows)
+        return _walked(requests_of_lines(block, cut=cut), resources, keep_content)
 
     return decode
+
+
+def _as_it_is(block: bytes) -> tuple[bytes, None]:
+    return block, None
 
 
 def _document_work(data: bytes) -> _Work:
@@ -256,7 +285,7 @@ def _document_work(data: bytes) -> _Work:
                     return _Decoded(span_rows(arrow, resources, keep_content=keep_content))
                 except pa.ArrowInvalid:
                     pass
-        return _walked(otlp_json.requests_of_document(data), resources, keep_content)
+        return _walked(requests_of_document(data), resources, keep_content)
 
     return decode
 
@@ -264,7 +293,7 @@ def _document_work(data: bytes) -> _Work:
 def _walked(requests: Requests, resources: Resources, keep_content: bool) -> _Decoded:
     spans = None
     if requests.spans:
-        spans = span_rows(otlp_json.canonical(requests.spans), resources, keep_content=keep_content)
+        spans = span_rows(canonical(requests.spans), resources, keep_content=keep_content)
     return _Decoded(spans, requests)
 
 
@@ -313,7 +342,7 @@ def _messages_work(messages: list[bytes], *, cut: bool = False) -> _Work:
             if (
                 message[:1] == b"{"
             ):  # the Collector's JSON with compression zstd is length-prefixed, too
-                one = otlp_json.requests_of_document(message)
+                one = requests_of_document(message)
                 for name in ("spans", "logs", "metrics", "problems"):
                     getattr(requests, name).extend(getattr(one, name))
                 continue
@@ -340,7 +369,7 @@ def _fast(
     """The messages by way of ptars; None when that cannot be."""
     if not traces or requests.spans:
         return None
-    arrow = wire.resource_spans(traces)
+    arrow = decoders.resource_spans(traces)
     if arrow is None:
         return None
     try:
@@ -356,7 +385,7 @@ def _take(message: bytes, signal: wire.Signal | None, requests: Requests) -> Non
             requests.problems.append((NOT_PROTOBUF, ""))
         return
     try:
-        requests.take(wire.as_object(message, signal))
+        requests.take(decoders.as_object(message, signal))
     except ValueError:
         requests.problems.append((NOT_PROTOBUF, ""))
 

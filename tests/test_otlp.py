@@ -22,7 +22,7 @@ from opentelemetry.proto.metrics.v1 import metrics_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from pdtrace import spans as span_sql
-from pdtrace.collectors import _otlp_json, _otlp_wire, otlp
+from pdtrace.collectors import _otlp_decoders, _otlp_json, otlp
 from pdtrace.model import Head
 from pdtrace.store import Store
 
@@ -341,7 +341,7 @@ def test_every_spelling_is_recognised(spelling: str) -> None:
 def test_googles_protobuf_gives_what_ptars_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ptars")
     fast = read(framed(ONE)).frame()
-    monkeypatch.setattr(_otlp_wire, "_ptars_handler", lambda: None)
+    monkeypatch.setattr(_otlp_decoders, "_ptars_handler", lambda: None)
     slow = read(framed(ONE))
     check_one(slow)
     assert slow.frame().equals(fast)

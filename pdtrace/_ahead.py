@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
@@ -13,6 +13,7 @@ from pdtrace import library
 
 CONNECTIONS = 2  # DuckDB shares its threads among them; a query over 100,000 rows keeps one busy
 
+Another = Callable[[], duckdb.DuckDBPyConnection]  # makes another connection to the same tables
 Key = tuple[str, tuple[tuple[str, object], ...]]
 
 
@@ -22,7 +23,9 @@ def key(name: str, parameters: Mapping[str, object]) -> Key:
 
 
 @contextmanager
-def held(connection: duckdb.DuckDBPyConnection, names: Iterable[str]) -> Iterator[None]:
+def held(
+    connection: duckdb.DuckDBPyConnection, another: Another, names: Iterable[str]
+) -> Iterator[None]:
     """Tables in place of these views of a store in memory, for as long as the block runs.
 
     Tables, not temporary ones: every connection to the store sees them.
@@ -31,7 +34,7 @@ def held(connection: duckdb.DuckDBPyConnection, names: Iterable[str]) -> Iterato
     try:
         for wave in _waves(list(names)):
             with ThreadPoolExecutor(CONNECTIONS, "pdtrace-held") as pool:
-                list(pool.map(lambda name: _compute(connection, name), wave))
+                list(pool.map(lambda name: _compute(another, name), wave))
             for name in wave:
                 swapped.append(name)
                 connection.execute(f"DROP VIEW {name}")
@@ -43,8 +46,8 @@ def held(connection: duckdb.DuckDBPyConnection, names: Iterable[str]) -> Iterato
             connection.execute(library.queries()[name].ddl)
 
 
-def _compute(connection: duckdb.DuckDBPyConnection, name: str) -> None:
-    with connection.cursor() as cursor:
+def _compute(another: Another, name: str) -> None:
+    with another() as cursor:
         cursor.execute(f"CREATE OR REPLACE TABLE _held_{name} AS FROM {name}")
 
 
@@ -56,9 +59,7 @@ def _waves(names: list[str]) -> Iterator[list[str]]:
         names = [n for n in names if n not in (ready or names)]
 
 
-def answers(
-    connection: duckdb.DuckDBPyConnection, wanted: Mapping[Key, str]
-) -> dict[Key, pl.DataFrame]:
+def answers(another: Another, wanted: Mapping[Key, str]) -> dict[Key, pl.DataFrame]:
     """The rows of each query (SQL by key), run at the same time.
 
     Those that fail are left out: who asks for them runs them again and sees the error.
@@ -66,7 +67,7 @@ def answers(
     found: dict[Key, pl.DataFrame] = {}
 
     def answer(item: tuple[Key, str]) -> None:
-        with suppress(duckdb.Error), connection.cursor() as cursor:
+        with suppress(duckdb.Error), another() as cursor:
             found[item[0]] = cursor.sql(item[1]).pl()
 
     with ThreadPoolExecutor(CONNECTIONS, "pdtrace-ahead") as pool:

@@ -23,7 +23,7 @@ _COARSE_NS = 100_000_000
 _ON_ITS_WAY = "first token made to first token seen"
 
 BATCH_REQUESTS = 250_000
-_BATCH_INTERVALS = 1_000_000  # of one batch, on average
+_BATCH_INTERVALS = 200_000  # of one batch, on average: arrays of a batch take some 100 MB
 
 # A batch is a range of row numbers of `requests`: their number is what intervals are joined by.
 _WINDOWS = """
@@ -184,11 +184,10 @@ WHERE delivered AND coalesce(last_token_ns, end_ns) < coalesce(next_first_token_
 """
 
 # Remainders that came out negative (a system's parts exceed its whole), as a magnitude.
-_NEGATIVE_QUANTITY = "negative_remainder_ms"
-_NEGATIVE = f"""
+_NEGATIVE = """
 SELECT l.request, TRY_CAST(round(sum(abs(r.value)) * 1e6) AS BIGINT) AS negative_ns
 FROM reported r JOIN legs l USING (leg)
-WHERE r.quantity = '{_NEGATIVE_QUANTITY}' AND r.value <> 0 AND l.request IS NOT NULL
+WHERE r.quantity = 'negative_remainder_ms' AND r.value <> 0 AND l.request IS NOT NULL
 GROUP BY l.request
 """
 
@@ -226,9 +225,7 @@ def batches(store: Store, batch_requests: int) -> Iterator[Iterator[Batch]]:
 
 
 def _batches(store: Store, query: str, slices: int) -> Iterator[Batch]:
-    store.take_in("reported", pl.col("quantity") == _NEGATIVE_QUANTITY)
-    negative = store.connection.sql(_NEGATIVE).pl()  # not store.sql: the others stay aside
-    all_retries = store.sql(_RETRIES)
+    all_retries, negative = store.sql(_RETRIES), store.sql(_NEGATIVE)
     rows = store.scalar("SELECT max(rowid) + 1 FROM requests") or 0
     edges = [rows * n // slices for n in range(slices + 1)]
     for low, high in itertools.pairwise(edges):

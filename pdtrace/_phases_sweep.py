@@ -6,7 +6,7 @@ within a rank the interval that started first keeps the time, between ranks the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -64,6 +64,10 @@ class Pieces:
     kind: Ints  # NOBODY where no interval covers
     clip: Ints  # per window: time cut from intervals that stick out
     overlap: Ints  # per window: time covered by more than one interval
+
+    def owned_by(self, kind: int) -> Pieces:
+        """The same with an owner for what no interval covers."""
+        return replace(self, kind=np.where(self.kind == NOBODY, kind, self.kind))
 
 
 def sweep(windows: Windows, intervals: Intervals) -> Pieces:

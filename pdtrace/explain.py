@@ -59,8 +59,7 @@ def _names(store: Store, deployment: str | None) -> dict[str, str]:
 
 
 def _rows(store: Store, query: str, *parameters: object) -> list[dict[str, Any]]:
-    store.prepare(query)
-    cursor = store.connection.cursor()
+    cursor = store.cursor()
     relation = cursor.execute(query, list(parameters))
     names = [item[0] for item in relation.description or ()]
     return [dict(zip(names, values, strict=True)) for values in relation.fetchall()]

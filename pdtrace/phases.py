@@ -12,7 +12,8 @@ import numpy as np
 import polars as pl
 
 from pdtrace._phases_input import BATCH_REQUESTS, batches
-from pdtrace._phases_kinds import WEAKNESS, number_kinds
+from pdtrace._phases_kinds import number_kinds
+from pdtrace._phases_sums import summed
 from pdtrace._phases_sweep import NOBODY, Intervals, Ints, Pieces, Windows, sweep
 from pdtrace.errors import SchemaMismatch
 from pdtrace.model import PHASE_DETAILS
@@ -26,7 +27,7 @@ _AXIS_LIMIT = 2.0**61  # windows laid end to end must stay inside 64-bit nanosec
 def partition(store: Store, *, batch_requests: int = BATCH_REQUESTS) -> None:
     """Fill the tables phases, phase_sums and partition_checks from requests, legs and intervals."""
     for table in ("phases", "phase_sums", "partition_checks"):
-        store.execute(f"DELETE FROM {table}")
+        store.clear(table)
     with batches(store, batch_requests) as parts:
         for windows, intervals in parts:
             found = cut(windows, intervals)
@@ -59,9 +60,15 @@ def cut(windows: pl.DataFrame, intervals: pl.DataFrame) -> Cut:
     placed = _placed(cuttable, intervals.drop_nulls(["start_ns", "end_ns"]))
     forwards = _split_at_first_token(cuttable, placed.filter(pl.col("end_ns") > pl.col("start_ns")))
     kinds, numbers = number_kinds(forwards)
-    pieces = sweep(_windows(cuttable), _intervals(forwards, kinds, numbers))
-    phases = _phases(cuttable, pieces, kinds)
-    return Cut(phases, _sums(cuttable, pieces, phases), _checks(windows, cuttable, placed, pieces))
+    pieces = sweep(_windows(cuttable), _intervals(forwards, kinds, numbers)).owned_by(
+        kinds.height - 1
+    )
+    kinds = kinds.with_columns(pl.col("detail").replace("stream_out_first", "stream_out"))
+    return Cut(
+        _phases(cuttable, pieces, kinds),
+        summed(cuttable, pieces, kinds),
+        _checks(windows, cuttable, placed, pieces),
+    )
 
 
 def _axis(windows: pl.DataFrame) -> float:
@@ -139,11 +146,8 @@ def _intervals(placed: pl.DataFrame, kinds: pl.DataFrame, numbers: Ints) -> Inte
 
 
 def _phases(cuttable: pl.DataFrame, pieces: Pieces, kinds: pl.DataFrame) -> pl.DataFrame:
-    shown = pl.col("detail").replace(
-        "stream_out_first", "stream_out"
-    )  # one detail, two precedences
-    names = kinds.drop("rank").with_columns(shown).cast(pl.Categorical)  # few names, many rows
-    owners = names[np.where(pieces.kind == NOBODY, kinds.height - 1, pieces.kind)]
+    names = kinds.drop("rank").cast(pl.Categorical)  # few names, many rows
+    owners = names[pieces.kind]
     return owners.select(
         cuttable["request"].gather(pieces.window),
         "phase",
@@ -154,46 +158,6 @@ def _phases(cuttable: pl.DataFrame, pieces: Pieces, kinds: pl.DataFrame) -> pl.D
         "basis",
         "semantics",
     )
-
-
-def _sums(cuttable: pl.DataFrame, pieces: Pieces, phases: pl.DataFrame) -> pl.DataFrame:
-    """phase_sums of one batch, by the windows' numbers: requests are long texts."""
-    first = cuttable["first_token_ns"].gather(pieces.window)
-    return summed(phases.with_columns(first, pl.Series("window", pieces.window)), "window")
-
-
-def summed(phases: pl.DataFrame, key: str = "request") -> pl.DataFrame:
-    """Rows of phase_sums from rows of phases with the first_token_ns of their requests."""
-    first = pl.col("first_token_ns")
-    weakness = pl.col("basis").cast(pl.String).replace_strict(
-        WEAKNESS, default=None, return_dtype=pl.Int8
-    )  # fmt: skip
-    rows = phases.with_columns(
-        weakness.alias("weakness"),
-        (pl.col("end_ns") - pl.col("start_ns")).alias("spent_ns"),
-        (pl.min_horizontal("end_ns", first) - pl.col("start_ns")).clip(0).alias("before_ns"),
-    )
-    stated = (pl.col("weakness") <= WEAKNESS["reported"]).fill_null(value=False)
-    bound = (pl.col("weakness") == WEAKNESS["upper_bound"]).fill_null(value=False)
-    return (
-        rows.group_by(key, "detail", maintain_order=True)
-        .agg(
-            pl.col("phase", *({"request"} - {key})).first(),
-            pl.col("spent_ns").sum().alias("duration_ns"),
-            pl.when(first.first().is_not_null())
-            .then(pl.col("before_ns").sum())
-            .alias("ttft_part_ns"),
-            pl.col("weakness").max(),
-            pl.col("spent_ns").filter(~stated).sum().alias("placed_ns"),
-            pl.col("spent_ns").filter(bound).sum().alias("bound_ns"),
-        )
-        .with_columns(
-            pl.col("weakness")
-            .replace_strict({rank: name for name, rank in WEAKNESS.items()}, default=None)
-            .alias("basis")
-        )
-        .select("request", "phase", "detail", "duration_ns", "ttft_part_ns", "basis", "placed_ns", "bound_ns")
-    )  # fmt: skip
 
 
 def _checks(

@@ -13,6 +13,8 @@ import polars as pl
 import pyarrow as pa
 
 from pdtrace import _ahead, library
+from pdtrace import _aside as aside
+from pdtrace._aside import Aside
 from pdtrace.errors import PdtraceError, SchemaMismatch, UnknownQuery, UnreadableInput
 
 # Files are written in the format of DuckDB 1.5, which is supported until 2027-03: both majors open them.
@@ -23,10 +25,6 @@ LOADING_MEMORY = "400MB"
 COMPRESS_FROM = (
     "512MB"  # tables in memory are compressed after so many bytes of changes, not at once
 )
-
-# Large tables that few commands read. In memory their rows stay as they came until a statement names the table:
-# there they take a third of the room, and nothing is copied (measured on 100,000 requests: 220 MB, 0.6 s of CPU).
-_ASIDE = ("phases", "reported")
 
 _INTEGERS = {
     "TINYINT",
@@ -52,6 +50,7 @@ _POLARS: dict[str, Any] = {
 
 
 _WORD = re.compile(r"\w+")
+_WRITES = ("insert", "update", "delete", "alter", "drop", "truncate")
 
 
 class Store:
@@ -76,7 +75,7 @@ class Store:
         self._loading = False
         self._answers: dict[_ahead.Key, pl.DataFrame] = {}
         self._waiting: set[str] = set()  # queries that are created when somebody names them
-        self._aside: dict[str, list[pa.Table]] = {}  # rows that enter their table likewise
+        self._aside = Aside()
         if not read_only:
             self.connection.execute("SET preserve_insertion_order = false")
             if self.path is None:
@@ -147,26 +146,31 @@ class Store:
         if frame.num_rows == 0:
             return 0
         self._check(table, frame, columns)
-        if self.path is None and table in _ASIDE:
-            self._aside.setdefault(table, []).append(frame)
+        if self.path is None and table in aside.TABLES and frame.num_rows >= aside.LEAST_ROWS:
+            self._aside.add(table, frame)
         else:
             self._insert(table, frame)
         return int(frame.num_rows)
 
     def _insert(self, table: str, frame: pa.Table) -> None:
+        place = f"{aside.PLACE}.{table}" if table in self._aside.names() else table
         names = ", ".join(f'"{name}"' for name in frame.column_names)
         # The name `batch_rows` is found by DuckDB's replacement scan of local variables.
         batch_rows = frame  # noqa: F841
         try:
-            self.connection.execute(f"INSERT INTO {table} ({names}) SELECT {names} FROM batch_rows")
+            self.connection.execute(f"INSERT INTO {place} ({names}) SELECT {names} FROM batch_rows")
         except duckdb.ConversionException as error:
             raise SchemaMismatch(f"table {table}: {_first_line(error)}") from error
 
     def replace(self, table: str, batch: object) -> int:
         """Put these rows in place of all that the table has."""
-        self._aside.pop(table, None)
-        self.connection.execute(f"DELETE FROM {table}")
+        self.clear(table)
         return self.append(table, batch)
+
+    def clear(self, table: str) -> None:
+        """Remove all rows of a table."""
+        self._aside.pop(self.connection, table)
+        self.connection.execute(f"DELETE FROM {table}")
 
     def give(self, table: str, batch: object) -> None:
         """Fill a table that holds what this run was given (its `stage` says so).
@@ -216,15 +220,17 @@ class Store:
 
     def prepare(self, statement: str) -> None:
         """Make what a statement names: views and findings that wait, rows that were kept aside."""
-        if self._waiting or self._aside:
-            self._make(_WORD.findall(statement.lower()))
+        if not self._waiting and not self._aside.names():
+            return
+        words = _WORD.findall(statement.lower())
+        if words and words[0] in _WRITES:
+            self._settle_aside(words)
+        self._make(words)
 
     def _make(self, names: Iterable[str]) -> None:
         """Create these views and findings and what they read, unless they are there."""
         wanted = set(names).union(*map(library.below, names))
-        for table in wanted & self._aside.keys():
-            for frame in self._aside.pop(table):
-                self._insert(table, frame)
+        self._aside.show(self.connection, wanted)
         for name, query in library.queries().items():
             if name not in wanted & self._waiting:
                 continue
@@ -234,16 +240,17 @@ class Store:
                 raise PdtraceError(f"schemas/{query.kind}/{name}.sql: {error}") from error
         self._waiting -= wanted
 
-    def take_in(self, table: str, where: pl.Expr) -> None:
-        """Put those of the rows kept aside into the table that fulfil a condition; the others stay aside."""
-        for position, rows in enumerate(self._aside.get(table, [])):
-            frame = pl.DataFrame(rows)
-            found = frame.filter(where)
-            if found.height:
-                self._insert(table, _arrow(found, {}))
-                self._aside[table][position] = _arrow(
-                    frame.filter(~where.fill_null(value=False)), {}
-                )
+    def _settle_aside(self, tables: Iterable[str]) -> None:
+        """Put the rows kept aside into these tables."""
+        for table in self._aside.names().intersection(tables):
+            for rows in self._aside.pop(self.connection, table):
+                self._insert(table, rows)
+
+    def cursor(self) -> duckdb.DuckDBPyConnection:
+        """Another connection to the same tables, for another thread or an unfinished result."""
+        cursor = self.connection.cursor()
+        self._aside.show_all(cursor)
+        return cursor
 
     def _comment(self) -> None:
         """COMMENT ON every table, view, macro and column."""
@@ -316,10 +323,12 @@ class Store:
         problem = ""
         try:
             self.connection.execute("COMMIT")
+            self._aside.keep()
         except duckdb.Error as error:
             problem = _first_line(error)
             with suppress(duckdb.Error):
                 self.connection.execute("ROLLBACK")
+            self._aside.undo()
         self.connection.execute("BEGIN")
         return problem
 
@@ -332,7 +341,7 @@ class Store:
         self._make(names)
         if self.path is None:
             try:
-                with _ahead.held(self.connection, names):
+                with _ahead.held(self.connection, self.cursor, names):
                     yield
             finally:
                 self._answers.clear()
@@ -353,7 +362,7 @@ class Store:
         if self.path is None:
             wanted = {_ahead.key(name, given): self._from(name, given) for name, given in queries}
             self._make({name for name, _ in wanted})
-            self._answers.update(_ahead.answers(self.connection, wanted))
+            self._answers.update(_ahead.answers(self.cursor, wanted))
 
     def user_sql(self, text: str, limit: int = 0) -> pl.DataFrame:
         """Run a user's SELECT, of at most `limit` rows when given.
@@ -362,6 +371,7 @@ class Store:
         tables of this store, no files, no settings, no variables of this program.
         """
         self._make(self._waiting)
+        self._settle_aside(library.tables())  # a user's statement has no access to anything outside
         try:
             statements = duckdb.extract_statements(text)
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:

@@ -168,6 +168,19 @@ def test_an_unknown_detail_is_refused_by_name() -> None:
         phases.cut(windows((0, 1, None)), intervals(("thinking", 0, 1)))
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.lists(some_window, min_size=1, max_size=4), st.lists(some_interval, max_size=12))
+def test_sums_are_those_of_the_phases(phase_sums: str, spans: list[Any], mine: list[Any]) -> None:
+    found = phases.cut(windows(*spans), intervals(*mine))
+    store = Store()
+    store.append("requests", windows(*spans).select("request", "first_token_ns"))
+    store.append("phases", found.phases)
+    columns = ["request", "phase", "detail", "duration_ns", "ttft_part_ns", "basis", "placed_ns", "bound_ns"]  # fmt: skip
+    wanted = sorted(store.sql(phase_sums).select(columns).rows())
+    texts = found.sums.with_columns(pl.col("phase", "detail", "basis").cast(pl.String))
+    assert sorted(texts.select(columns).rows()) == wanted
+
+
 # From the store: the rules that need legs.
 
 

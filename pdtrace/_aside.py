@@ -1,0 +1,78 @@
+"""Large batches that stay Arrow: a view over them and over their table stands in for it until something is written there.
+
+DuckDB reads Arrow where it lies. In a store in memory such rows take less room than in a table, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import duckdb
+import pyarrow as pa
+
+from pdtrace import library
+
+TABLES = frozenset(
+    {"intervals", "reported", "observations", "phases", "phase_sums", "partition_checks"}
+)
+LEAST_ROWS = 20_000  # below, a table costs nothing
+PLACE = "memory.main"  # where tables of a store in memory are; plain `main` is also a schema of temporary things
+_SCAN_ROWS = 122_880  # a row group of DuckDB: what one thread scans at a time
+
+
+class Aside:
+    """The batches that were kept aside, by table."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[pa.Table]] = {}
+        self._kept: dict[str, int] = {}
+        self._changed: set[str] = set()
+
+    def names(self) -> frozenset[str]:
+        """Tables that have rows here."""
+        return frozenset(self._parts)
+
+    def add(self, table: str, rows: pa.Table) -> None:
+        """Keep a batch."""
+        slices = pa.Table.from_batches(rows.to_batches(max_chunksize=_SCAN_ROWS), rows.schema)
+        self._parts.setdefault(table, []).append(slices)
+        self._changed.add(table)
+
+    def pop(self, connection: duckdb.DuckDBPyConnection, table: str) -> list[pa.Table]:
+        """Hand out the batches of a table; its name means the table alone again."""
+        connection.execute(f"DROP VIEW IF EXISTS temp.{table}")
+        self._kept.pop(table, None)
+        return self._parts.pop(table, [])
+
+    def keep(self) -> None:
+        """What is here now outlives undo()."""
+        self._kept = {table: len(parts) for table, parts in self._parts.items()}
+
+    def undo(self) -> None:
+        """Forget what was added since keep(); the views went with the transaction."""
+        self._parts = {table: self._parts[table][:count] for table, count in self._kept.items()}
+        self._changed = set(self._parts)
+
+    def show(self, connection: duckdb.DuckDBPyConnection, names: Iterable[str]) -> None:
+        """Let the names of these tables mean the rows here too, on the store's own connection."""
+        for table in self._changed.intersection(names):
+            self._view(connection, table)
+            self._changed.discard(table)
+
+    def show_all(self, cursor: duckdb.DuckDBPyConnection) -> None:
+        """The same for every table on another connection to the store: views like these are each one's own."""
+        for table in self._parts:
+            self._view(cursor, table)
+
+    def _view(self, connection: duckdb.DuckDBPyConnection, table: str) -> None:
+        columns = library.tables()[table].columns
+        selects = [f"SELECT {', '.join(c.name for c in columns)} FROM {PLACE}.{table}"]
+        for number, rows in enumerate(self._parts[table]):
+            connection.register(f"_{table}_{number}", rows)
+            casts = ", ".join(
+                f"CAST({c.name if c.name in rows.column_names else 'NULL'} AS {c.type}) AS {c.name}"
+                for c in columns
+            )
+            selects.append(f"SELECT {casts} FROM _{table}_{number}")
+        union = " UNION ALL ".join(selects)
+        connection.execute(f"CREATE OR REPLACE TEMP VIEW {table} AS {union}")

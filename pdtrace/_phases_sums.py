@@ -1,0 +1,54 @@
+"""How long each request spent in each detail: the pieces of the partition, summed while they are numbers.
+
+In SQL the same takes a join and a grouping by long texts (measured on 100,000 requests: 0.7 s against 0.1 s of CPU).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from pdtrace._phases_kinds import WEAKNESS
+from pdtrace._phases_sweep import Pieces
+
+
+def summed(cuttable: pl.DataFrame, pieces: Pieces, kinds: pl.DataFrame) -> pl.DataFrame:
+    """Rows of phase_sums; `pieces.kind` is a row of `kinds`, `pieces.window` one of `cuttable`."""
+    details = kinds.select("phase", "detail").unique("detail", maintain_order=True)
+    code = _codes(kinds["detail"], details["detail"])[pieces.kind]
+    weakness = _codes(kinds["basis"], pl.Series(list(WEAKNESS)))
+    key = pieces.window * details.height + code
+    order = np.argsort(key, kind="stable")
+    head = np.flatnonzero(np.diff(key[order], prepend=-1))
+    weak = weakness[pieces.kind]
+    spent = pieces.end - pieces.start
+    first = cuttable["first_token_ns"].gather(pieces.window[order][head])
+    until = cuttable["first_token_ns"].fill_null(0).to_numpy()[pieces.window]
+    before = np.maximum(np.minimum(pieces.end, until) - pieces.start, 0)
+    stated = (weak >= 0) & (weak <= WEAKNESS["reported"])
+    bound = weak == WEAKNESS["upper_bound"]
+    sums = {
+        "duration_ns": spent,
+        "ttft_part_ns": before,
+        "placed_ns": np.where(stated, 0, spent),
+        "bound_ns": np.where(bound, spent, 0),
+    }
+    if len(head):
+        sums = {name: np.add.reduceat(values[order], head) for name, values in sums.items()}
+        weak = np.maximum.reduceat(weak[order], head)
+    names = pl.Series([*WEAKNESS, None], dtype=pl.Categorical)  # -1 stands for unknown
+    return (
+        details.cast(pl.Categorical)[code[order][head]]
+        .with_columns(
+            cuttable["request"].gather(pieces.window[order][head]),
+            pl.Series("basis", names[np.where(weak < 0, len(WEAKNESS), weak)]),
+            *(pl.Series(name, values) for name, values in sums.items()),
+        )
+        .with_columns(pl.when(first.is_not_null()).then("ttft_part_ns").alias("ttft_part_ns"))
+    )
+
+
+def _codes(names: pl.Series, of: pl.Series) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The place of each name in a list, -1 where it is not there."""
+    place = {name: position for position, name in enumerate(of.to_list())}
+    return np.array([place.get(name, -1) for name in names.to_list()], dtype=np.int64)

@@ -113,10 +113,10 @@ class _Call:
 
     async def send(self, message: Message) -> None:
         kind = message["type"]
-        if kind == "http.response.start":
-            self._started(message)
-        elif kind == "http.response.body":
+        if kind == "http.response.body":
             self._answered(message)
+        elif kind == "http.response.start":
+            self._started(message)
         await self._send(message)
 
     def _started(self, message: Message) -> None:

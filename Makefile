@@ -9,10 +9,11 @@ STAMP := $(VENV)/.installed
 # Errors only: setuptools warns at length of editable installs.
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
-.PHONY: help demo test lint format docs bench wheel clean
+.PHONY: help demo demo-live test lint format docs bench wheel clean
 
 help:
 	@echo "make demo    set up, then diagnose the real vLLM run that ships with pdtrace"
+	@echo "make demo-live  run a small P/D router and its workers, load them, diagnose their traces"
 	@echo "make test    set up, then run all tests"
 	@echo "make lint    ruff, mypy, import contracts"
 	@echo "make format  let ruff format and fix"
@@ -44,6 +45,11 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+demo-live: $(STAMP)
+	@rm -rf build/demo-live
+	@$(BIN)/python examples/pd/run.py build/demo-live 12
+	@$(BIN)/pdtrace diagnose build/demo-live
 
 docs: $(STAMP)
 	$(BIN)/python docs/make_pictures.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,4 +41,7 @@ def attributes(span: dict[str, Any]) -> dict[str, Any]:
 
 def plain(value: dict[str, Any]) -> Any:
     ((kind, inner),) = value.items()
-    return [plain(item) for item in inner["values"]] if kind == "arrayValue" else inner
+    if kind != "arrayValue":
+        return inner
+    values = inner["values"]
+    return [str(v) for v in values] if isinstance(values, array) else [plain(v) for v in values]

@@ -83,7 +83,7 @@ def test_links_choices_and_errors(kept: Kept) -> None:
     assert first["links"] == [{"traceId": TRACE, "spanId": SPAN}]
     assert first["status"] == {"code": 2}
     assert attributes(first)["error.type"] == "ValueError"
-    assert "secret" not in json.dumps(kept.spans)
+    assert "secret" not in json.dumps(kept.spans, default=str)
     assert attributes(first)["gen_ai.usage.output_tokens"] == "1"
     assert attributes(second)["gen_ai.usage.output_tokens"] == "2"
     assert attributes(second)["pdtrace.stream.index"] == "1"
@@ -286,7 +286,7 @@ def test_values_that_otlp_does_not_know_are_text(kept: Kept) -> None:
     assert said["pdtrace.bad"] == "NaN"
     assert said["pdtrace.thing"] == "{'a': 1}"
     assert "pdtrace.nothing" not in said
-    json.dumps(span, allow_nan=False)
+    json.dumps(span, allow_nan=False, default=str)
 
 
 def test_token_times_are_bounded(kept: Kept) -> None:
@@ -410,3 +410,22 @@ def test_the_environment_sets_what_the_call_leaves_open(
     assert said["k8s.pod.name"] == "p0"
     assert said["pdtrace.worker.role"] == "prefill"
     assert said["process.pid"] == str(os.getpid())
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["orjson", "standard library"])
+def test_lines_are_the_same_with_and_without_orjson(
+    fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pdtrace.instrumentation import files as room
+
+    if not fast:
+        monkeypatch.setattr(room, "_fast", None)
+    exporter = room.OtlpFiles(tmp_path, {})
+    recorder = Recorder(lambda: exporter)
+    request = Request(recorder, None, {})
+    request.stream.times.extend([10_000, 13_000])
+    request.end()
+    recorder.close()
+    (message,) = files(tmp_path)
+    (span,) = message["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    assert attributes(span)["pdtrace.token.times_us"] == ["0", "3"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,57 +18,64 @@ from pdtrace.instrumentation.requests import Request
 KEPT_BODY_BYTES = 1 << 20  # a longer request or answer is not looked into
 _TAIL_EVENTS = 3  # events at the end of a stream that may carry no token: finish, usage
 _HEAD_EVENTS = 4  # events at its start, likewise: role, empty text
-_DATA, _DONE = b"data:", b"[DONE]"
+_DATA, _NEXT_DATA, _DONE = b"data:", b"\ndata:", b"[DONE]"
 
 
 class EventStream:
     """Counts the events of a server-sent stream as they pass, and keeps its first and last few."""
 
-    __slots__ = ("_events", "_head", "_rest", "_tail", "done", "request")
+    __slots__ = ("_head", "_rest", "_tail", "done", "request")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.done = False  # the stream has said that it is over
         self._rest = b""
-        self._events = 0
         self._head: list[bytes] = []
-        self._tail: list[bytes] = []
+        self._tail: deque[bytes] = deque(maxlen=_TAIL_EVENTS)  # whole events, one or more each
 
     def feed(self, chunk: bytes) -> None:
         """Bytes of the stream, cut anywhere: each event that they complete is an emission now."""
-        whole = self._rest + chunk if self._rest else chunk
-        *lines, self._rest = whole.split(b"\n")
+        # The usual case in few steps: whole events. A line break inside JSON text is escaped, so
+        # `data:` behind one begins an event.
+        if not self._rest and len(self._head) >= _HEAD_EVENTS and chunk.endswith(b"\n"):
+            events = chunk.count(_NEXT_DATA) + chunk.startswith(_DATA)
+            if events == 1 and _DONE not in chunk[-16:]:
+                self.request.token()
+                self._tail.append(chunk)
+                return
+        self._lines(chunk)
+
+    def _lines(self, chunk: bytes) -> None:
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > KEPT_BODY_BYTES:
             self._rest = b""
-        events = [line for line in lines if line.startswith(_DATA)]
-        if events and _DONE in events[-1][:16]:
-            self.done = True
-            events.pop()
-        if not events:
-            return
-        token = self.request.token
-        for event in events:
-            token()
+        for line in lines:
+            if not line.startswith(_DATA):
+                continue
+            if _DONE in line[:16]:
+                self.done = True
+                continue
+            self.request.token()
+            self._tail.append(line)
             if len(self._head) < _HEAD_EVENTS:
-                self._head.append(event)
-        self._events += len(events)
-        self._tail = (self._tail + events)[-_TAIL_EVENTS:]
+                self._head.append(line)
 
     def settle(self) -> None:
         """Take out what carried no token, and read usage and reasons. Not for the serving thread."""
-        if self._rest.startswith(_DATA) and _DONE not in self._rest[:16]:
-            self.feed(b"\n")
+        if self._rest:
+            self._lines(b"\n")
         times = self.request.stream.times
-        head = [_parsed(event) for event in self._head]
-        first_tail = max(self._events - len(self._tail), len(head))
-        tail = {
-            self._events - len(self._tail) + index: _parsed(event)
-            for index, event in enumerate(self._tail)
-        }
-        known = {**dict(enumerate(head)), **{i: e for i, e in tail.items() if i >= first_tail}}
-        empty = {index for index, event in known.items() if event is not None and not _emits(event)}
-        for index in sorted(empty, reverse=True):
-            if index < len(times):
+        tail = [line for part in self._tail for line in part.split(b"\n") if line.startswith(_DATA)]
+        known = dict(enumerate(map(_parsed, self._head)))
+        first = len(times) - len(tail)
+        known.update(
+            (first + index, _parsed(event))
+            for index, event in enumerate(tail)
+            if first + index not in known
+        )
+        for index in sorted(known, reverse=True):
+            event = known[index]
+            if event is not None and not _emits(event):
                 times.pop(index)
         for event in known.values():
             if event is not None:

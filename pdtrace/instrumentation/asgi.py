@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from functools import partial
@@ -38,6 +39,9 @@ class PdtraceMiddleware:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one connection."""
+        if scope["type"] == "lifespan" and api.instrumented():
+            await self.app(scope, receive, partial(_ending, send))
+            return
         if (
             scope["type"] != "http"
             or scope.get("method") != "POST"
@@ -57,6 +61,13 @@ class PdtraceMiddleware:
             await self.app(scope, call.receive, call.send)
             if call.left and not call.complete:
                 request.end(aborted=True)
+
+
+async def _ending(send: Send, message: Message) -> None:
+    """At the end of the application everything is written: servers may die by their own signal then."""
+    if message["type"].startswith("lifespan.shutdown"):
+        await asyncio.get_running_loop().run_in_executor(None, api.flush)
+    await send(message)
 
 
 class _Call:
@@ -102,10 +113,10 @@ class _Call:
 
     async def send(self, message: Message) -> None:
         kind = message["type"]
-        if kind == "http.response.start":
-            self._started(message)
-        elif kind == "http.response.body":
+        if kind == "http.response.body":
             self._answered(message)
+        elif kind == "http.response.start":
+            self._started(message)
         await self._send(message)
 
     def _started(self, message: Message) -> None:

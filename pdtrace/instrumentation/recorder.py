@@ -22,7 +22,7 @@ from pdtrace.instrumentation.requests import Hop, Request
 _log = logging.getLogger("pdtrace.instrumentation")
 QUEUE_REQUESTS = 8192  # finished requests that wait for the thread; more are dropped
 BATCH_REQUESTS = 256
-INTERVAL_S = 0.5  # at most so long does a finished request stay in memory
+INTERVAL_S = 0.2  # so long may a finished request stay in memory: what a kill may cost
 _SCALE = 1 << 64
 
 

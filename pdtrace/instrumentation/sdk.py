@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -172,7 +173,8 @@ def plain(value: Mapping[str, Any]) -> Any:
     if kind == "doubleValue":
         return float(inner)
     if kind == "arrayValue":
-        return [plain(item) for item in inner["values"]]
+        values = inner["values"]
+        return values.tolist() if isinstance(values, array) else [plain(item) for item in values]
     return inner
 
 

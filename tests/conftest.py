@@ -36,8 +36,10 @@ def shared() -> Path:
 
 @pytest.fixture
 def store() -> Store:
-    """A store in memory with its tables."""
-    return Store()
+    """A store in memory with its tables, views and findings."""
+    store = Store()
+    store.install()
+    return store
 
 
 # What the partition sums up itself, for phases written by hand.

@@ -7,6 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from pdtrace._aside import LEAST_ROWS, Aside
 from pdtrace.errors import SchemaMismatch, UnknownQuery, UnreadableInput
 from pdtrace.store import Store
 
@@ -63,3 +64,46 @@ def test_unknown_names_and_bad_sql_are_told(con: Store) -> None:
         con.query("nonsense")
     with pytest.raises(UnknownQuery, match="SQL"):
         con.user_sql("SELECT nonsense FROM requests")
+
+
+def many(first: int, rows: int = LEAST_ROWS) -> pl.DataFrame:
+    """So many intervals that a store in memory keeps them aside."""
+    return pl.DataFrame({"leg": [f"l{n}" for n in range(first, first + rows)], "end_ns": first})
+
+
+def test_rows_kept_aside_are_read_as_rows_of_their_table(store: Store) -> None:
+    store.append("intervals", [{"leg": "small", "start_ns": 1}])
+    store.append("intervals", many(0))
+    store.append("intervals", many(LEAST_ROWS))
+    assert store.count("intervals") == 2 * LEAST_ROWS + 1
+    assert store.rows("SELECT sum(start_ns), max(end_ns) FROM intervals") == [(1, LEAST_ROWS)]
+    with store.cursor() as cursor:
+        assert cursor.execute("SELECT count(*) FROM intervals").fetchall() == [
+            (2 * LEAST_ROWS + 1,)
+        ]
+    assert store.user_sql("SELECT count(*) AS n FROM intervals")["n"][0] == 2 * LEAST_ROWS + 1
+
+
+def test_rows_kept_aside_can_be_changed_and_removed(store: Store) -> None:
+    store.append("intervals", many(0))
+    assert store.count("intervals") == LEAST_ROWS
+    store.execute("UPDATE intervals SET end_ns = 7 WHERE leg = 'l3'")
+    store.append("intervals", many(LEAST_ROWS))
+    assert store.rows("SELECT end_ns FROM intervals WHERE leg = 'l3'") == [(7,)]
+    store.execute("DELETE FROM intervals WHERE end_ns = 0")
+    assert store.count("intervals") == LEAST_ROWS + 1
+    store.clear("intervals")
+    assert store.count("intervals") == 0
+
+
+def test_what_an_undone_transaction_kept_aside_is_forgotten() -> None:
+    rows = many(0).to_arrow()
+    aside = Aside()
+    aside.add("intervals", rows)
+    aside.keep()
+    aside.add("intervals", rows)
+    aside.add("phases", rows)
+    aside.undo()
+    connection = Store().connection
+    assert aside.names() == {"intervals"}
+    assert len(aside.pop(connection, "intervals")) == 1

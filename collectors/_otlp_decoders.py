@@ -8,13 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from ._otlp_sizes import encoded_bytes
 from ._otlp_wire import Signal
 
 
 def resource_spans(messages: list[bytes]) -> pa.StructArray | None:
     """ExportTraceServiceRequests as nested Arrow by ptars.
 
-    None when it is missing or refuses them.
+    None when it is missing or refuses them, or where there are fields that it does not know.
     """
     handler = _ptars_handler()
     if handler is None:
@@ -23,7 +24,25 @@ def resource_spans(messages: list[bytes]) -> pa.StructArray | None:
         batch = handler.list_to_record_batch(messages)
     except (ValueError, pa.ArrowInvalid):
         return None
-    return batch.column(0).flatten()
+    found = batch.column(0).flatten()
+    if _total_bytes(found) != sum(map(len, messages)) and any(map(_has_unknown, messages)):
+        return None
+    return found
+
+
+def _total_bytes(found: pa.StructArray) -> int:
+    """Bytes of the requests that hold these ResourceSpans and nothing else."""
+    one_by_one = pa.ListArray.from_arrays(pa.array([0, len(found)], pa.int32()), found)
+    request = pa.StructArray.from_arrays([one_by_one], names=["resourceSpans"])
+    return int(encoded_bytes(request, "Request", _MESSAGES)[0])
+
+
+def _has_unknown(message: bytes) -> bool:
+    """Whether a request has fields that opentelemetry-proto does not know."""
+    decoded = _request_class("traces").FromString(message)
+    before = decoded.ByteSize()
+    decoded.DiscardUnknownFields()
+    return bool(decoded.ByteSize() != before)
 
 
 @cache
@@ -133,7 +152,7 @@ def _request_class(signal: Signal) -> Any:
 
 
 def _object(message: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = _unknown_fields(message)
     for field, value in message.ListFields():
         if field.message_type is not None:
             repeated = not hasattr(value, "ListFields")
@@ -148,3 +167,16 @@ def _object(message: Any) -> dict[str, Any]:
         else:
             found[field.json_name] = list(value)
     return found
+
+
+def _unknown_fields(message: Any) -> dict[str, Any]:
+    """Fields that opentelemetry-proto does not know, by number; what is no number as base64."""
+    from google.protobuf.unknown_fields import UnknownFieldSet  # type: ignore[import-untyped]
+
+    found: dict[str, Any] = {}
+    for field in UnknownFieldSet(message):
+        value = field.data
+        if not isinstance(value, int):
+            value = base64.b64encode(value).decode() if isinstance(value, bytes) else None
+        found.setdefault(f"field{field.field_number}", []).append(value)
+    return {name: values[0] if len(values) == 1 else values for name, values in found.items()}

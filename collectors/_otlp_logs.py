@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import orjson
 
-from ._common import number
+from ._common import integer, number
 from ._otlp_content import redact
 from ._otlp_json_walk import camel
 from ._otlp_resources import Resources
@@ -167,7 +168,8 @@ def _samples(
             yield name, label, number(item.get("value") or 0), "gauge", False
     if kind == "histogram":
         yield from _buckets(name, point, delta)
-    # Exponential histograms keep their totals; their buckets would need the scale beside them.
+    if kind == "exponentialHistogram":
+        yield from _exponential_buckets(name, point, delta)
     yield f"{name}_sum", {}, number(point.get("sum")), "histogram", delta
     yield f"{name}_count", {}, number(point.get("count")), "histogram", delta
 
@@ -180,6 +182,48 @@ def _buckets(name: str, point: dict[str, Any], delta: bool) -> Iterator[Sample]:
         total += number(count) or 0.0
         le = _bound(number(bounds[index])) if index < len(bounds) else "+Inf"
         yield f"{name}_bucket", {"le": le}, total, "histogram", delta
+
+
+def _exponential_buckets(name: str, point: dict[str, Any], delta: bool) -> Iterator[Sample]:
+    """The same cumulative series as of other histograms; edges are powers of 2^(2^-scale)."""
+    scale = integer(point.get("scale")) or 0
+    below, above = (_side(point.get(side)) for side in ("negative", "positive"))
+    edges: dict[float, float] = {}  # count at or below each edge, ascending
+    total = 0.0
+    for index, count in reversed(below):
+        edges.setdefault(-_edge(scale, index + 1), total)
+        total += count
+        edges[-_edge(scale, index)] = total
+    zeros = number(point.get("zeroCount")) or 0.0
+    total += zeros
+    if zeros:
+        edges[number(point.get("zeroThreshold")) or 0.0] = total
+    for index, count in above:
+        edges.setdefault(_edge(scale, index), total)
+        total += count
+        edges[_edge(scale, index + 1)] = total
+    for edge, value in edges.items():
+        if math.isfinite(edge):
+            yield f"{name}_bucket", {"le": _bound(edge)}, value, "histogram", delta
+    if edges:
+        yield f"{name}_bucket", {"le": "+Inf"}, total, "histogram", delta
+
+
+def _side(buckets: Any) -> list[tuple[int, float]]:
+    """(index, count) of the buckets on one side of zero, outwards."""
+    side = camel(buckets)
+    offset = integer(side.get("offset")) or 0
+    counts = side.get("bucketCounts")
+    listed = counts if isinstance(counts, list) else []
+    return [(offset + place, number(count) or 0.0) for place, count in enumerate(listed)]
+
+
+def _edge(scale: int, index: int) -> float:
+    """The lower edge of a bucket: (2^(2^-scale))^index."""
+    try:
+        return float(2.0 ** math.ldexp(index, -scale))
+    except OverflowError:
+        return math.inf if index > 0 else 0.0
 
 
 def _bound(value: float | None) -> str:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import polars as pl
 
 from pdtrace import model, semconv
-from pdtrace.errors import UnknownFormat
-from pdtrace.model import Claims, Head, Match, Sink, Source
+from pdtrace.model import Claims, Sink
 
 from . import _generic_columns as columns
 from ._generic_tree import with_places
+from ._spans_only import read, sniff
 
+__all__ = ["CLAIMS", "TITLE", "interpret", "read", "sniff"]
 TITLE = "Other spans (OpenTelemetry GenAI conventions, OpenInference, home-made)"
 
 CLAIMS = Claims(
@@ -27,18 +28,6 @@ CLAIMS = Claims(
     },
 )
 _DEFINITION = "attribute {} of the span, seconds, as its emitter computes it"
-
-
-def sniff(head: Head) -> Match | None:
-    """None: the spans are read by `otlp`."""
-    return None
-
-
-def read(source: Source, out: Sink) -> None:
-    """Never called."""
-    raise UnknownFormat(
-        f"{source.path}: generic_spans reads no files", "spans are read by the otlp collector"
-    )
 
 
 def interpret(spans: pl.DataFrame, facts: pl.DataFrame, out: Sink) -> None:

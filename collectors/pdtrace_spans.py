@@ -9,9 +9,11 @@ import polars as pl
 
 from pdtrace import model
 from pdtrace import semconv as s
-from pdtrace.errors import UnknownFormat
-from pdtrace.model import Claims, Head, Match, Sink, Source
+from pdtrace.model import Claims, Sink
 
+from ._spans_only import read, sniff
+
+__all__ = ["CLAIMS", "TITLE", "interpret", "read", "sniff"]
 TITLE = "pdtrace instrumentation (spans)"
 
 _TEXTS = (
@@ -62,18 +64,6 @@ CLAIMS = Claims(
 )
 _TTFT = "request span start - first token, same process"
 _ENGINE_ROLES = ("prefill", "decode", "aggregated")
-
-
-def sniff(head: Head) -> Match | None:
-    """None: the spans are read by `otlp`."""
-    return None
-
-
-def read(source: Source, out: Sink) -> None:
-    """Never called."""
-    raise UnknownFormat(
-        f"{source.path}: pdtrace_spans reads no files", "spans are read by the otlp collector"
-    )
 
 
 def interpret(spans: pl.DataFrame, facts: pl.DataFrame, out: Sink) -> None:

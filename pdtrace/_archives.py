@@ -148,18 +148,62 @@ def _zip_time(info: zipfile.ZipInfo) -> int | None:
 
 def _tar_members(open_archive: Callable[[], IO[bytes]], size: int | None) -> Iterator[Member]:
     """Members of a tar, read once from front to back; each is taken out into a spool."""
-    with open_archive() as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
-        for count, info in enumerate(archive):
-            if not info.isfile():
-                continue
-            if count >= MAX_MEMBERS:
-                yield _broken("…", f"more than {MAX_MEMBERS:,} members: unpack it first")
-                return
-            body = archive.extractfile(info)
-            if info.size > MAX_BYTES or body is None:
-                yield _broken(info.name, "larger than 64 GiB: unpack it first", info.size)
-                continue
-            yield Member(info.name, spool(body), int(info.mtime) * 1_000_000_000, info.size)
+    with open_archive() as opened:
+        stream = _UntilDamage(opened)
+        try:
+            with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|") as archive:
+                yield from _tar_files(archive)
+        except tarfile.TarError:
+            if stream.damage is None:
+                raise
+        if stream.damage is not None:
+            raise stream.damage
+
+
+def _tar_files(archive: tarfile.TarFile) -> Iterator[Member]:
+    for count, info in enumerate(archive):
+        if not info.isfile():
+            continue
+        if count >= MAX_MEMBERS:
+            yield _broken("…", f"more than {MAX_MEMBERS:,} members: unpack it first")
+            return
+        if info.size > MAX_BYTES:
+            yield _broken(info.name, "larger than 64 GiB: unpack it first", info.size)
+            continue
+        body = archive.extractfile(info) if info.issparse() else _TarBody(archive, info)
+        opener = spool(cast(IO[bytes], body))
+        yield Member(info.name, opener, int(info.mtime) * 1_000_000_000, info.size)
+
+
+class _UntilDamage:
+    """A stream that ends where it is damaged: tarfile would throw away what it had gathered."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.damage: Exception | None = None
+
+    def read(self, size: int) -> bytes:
+        if self.damage is None:
+            try:
+                return self._stream.read(size)
+            except DAMAGED as error:
+                self.damage = error
+        return b""
+
+
+class _TarBody:
+    """The content of a member as far as it is there; tarfile gives none of a piece that is cut."""
+
+    def __init__(self, archive: tarfile.TarFile, info: tarfile.TarInfo) -> None:
+        self._stream: Any = archive.fileobj
+        self._left = info.size
+
+    def read(self, size: int) -> bytes:
+        data: bytes = self._stream.read(min(size, self._left))
+        if not data and self._left:
+            raise EOFError("the archive ends in the middle of this member")
+        self._left -= len(data)
+        return data
 
 
 # ---- spools --------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import codecs
 import contextlib
 import io
 import lzma
+import re
 import tarfile
 import zipfile
 import zlib
@@ -246,6 +247,35 @@ class _AsUtf8(_Raw):
         return b""
 
 
+# Terminal colours. JSON cannot hold an escape sign, so taking them out of it loses nothing.
+_COLOUR = re.compile(rb"\x1b\[[0-9;:?]*[A-Za-z]")
+_COLOURED_JSON = re.compile(
+    rb"""\s*(?:\x1b\[[0-9;:?]*[A-Za-z]\s*)*
+    (?:\{|\[\s*(?:\x1b\[[0-9;:?]*[A-Za-z]\s*)*\{)""",
+    re.VERBOSE,
+)
+_LONGEST_COLOUR = 64
+
+
+class _Uncoloured(_Raw):
+    """JSON without the colours that jq -C or a log viewer put around its parts."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        super().__init__()
+        self._stream, self._held = stream, b""
+
+    def _next(self) -> bytes:
+        while block := self._stream.read(_STEP):
+            block = self._held + block
+            last = block.rfind(b"\x1b", max(0, len(block) - _LONGEST_COLOUR))
+            cut = len(block) if last < 0 or _COLOUR.match(block, last) else last
+            self._held = block[cut:]
+            if text := _COLOUR.sub(b"", block[:cut]):
+                return text
+        rest, self._held = self._held, b""
+        return rest
+
+
 class Cut(_Raw):
     """A stream that is known to lack its end: after its last byte it raises EOFError."""
 
@@ -269,7 +299,7 @@ _DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {
 
 
 def decompressed(raw: IO[bytes], size: int | None = None) -> IO[bytes]:
-    """The stream behind gzip, zstd, bzip2 or xz, told by its first bytes; UTF-16 and UTF-32 as UTF-8.
+    """The stream behind gzip, zstd, bzip2 or xz, told by its first bytes; UTF-16 and UTF-32 as UTF-8, no colours.
 
     `size` is the compressed size, for the limit of decompression bombs.
     """
@@ -289,6 +319,9 @@ def decompressed(raw: IO[bytes], size: int | None = None) -> IO[bytes]:
         return cast(IO[bytes], CarefulReader(_AsUtf8(buffered, encoding), buffered))
     if mark.startswith(_UTF8_MARK):
         buffered.read(len(_UTF8_MARK))
+    start = buffered.peek(1 << 12)
+    if b"\x1b[" in start and _COLOURED_JSON.match(start):
+        return cast(IO[bytes], CarefulReader(_Uncoloured(buffered), buffered))
     return cast(IO[bytes], buffered)
 
 

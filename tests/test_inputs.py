@@ -115,3 +115,62 @@ def test_the_time_in_a_gzip_header_beats_the_file_time(tmp_path: Path) -> None:
 def test_names_lose_archive_and_compression() -> None:
     assert plain_name("logs/run.tar.gz!x/server.log.gz") == "server.log"
     assert plain_name("logs/traces.jsonl.zst") == "traces.jsonl"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'\x1b[32m{"a": 1}\x1b[0m\n\x1b[32m{"a": 2}\x1b[0m\n',
+        b'{"a": 1}\x1b[0m\n{"a": 2}\x1b[0m\n',
+        b'\x1b[1;39m{\x1b[0m\x1b[34;1m"a"\x1b[0m: 1}\n{"a": 2}\n',
+    ],
+)
+def test_json_in_terminal_colours_is_read_without_them(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(text)
+    (item,) = expand([str(path)])
+    assert content(item) == b'{"a": 1}\n{"a": 2}\n'
+    assert item.head().data == b'{"a": 1}\n{"a": 2}\n'
+
+
+def test_colours_are_taken_out_also_where_two_pieces_meet(tmp_path: Path) -> None:
+    line = b'\x1b[38;5;208m{"a": "' + b"x" * 1000 + b'"}\x1b[0m\n'
+    (tmp_path / "a.jsonl").write_bytes(line * 1000)
+    (item,) = expand([str(tmp_path)])
+    assert content(item) == (b'{"a": "' + b"x" * 1000 + b'"}\n') * 1000
+
+
+def test_logs_in_colours_are_left_to_their_readers(tmp_path: Path) -> None:
+    text = b"\x1b[36m(EngineCore pid=1)\x1b[0m INFO {ready}\n\x1b[1m[2026-01-01]\x1b[0m\n"
+    (tmp_path / "a.log").write_bytes(text)
+    (item,) = expand([str(tmp_path)])
+    assert content(item) == text
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
+@pytest.mark.parametrize("lines", [50, 20_000])
+def test_what_is_there_of_a_cut_member_of_a_tar_is_read(
+    tmp_path: Path, suffix: str, lines: int
+) -> None:
+    text = b"".join(os.urandom(20).hex().encode() + b"\n" for _ in range(lines))
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz" if suffix == ".tar.gz" else "w") as archive:
+        info = tarfile.TarInfo("server.log")
+        info.size = len(text)
+        archive.addfile(info, io.BytesIO(text))
+    whole = buffer.getvalue()
+    path = tmp_path / f"a{suffix}"
+    kept = 512 + len(text) // 2 if suffix == ".tar" else len(whole) // 2
+    path.write_bytes(whole[:kept])
+    items = {item.path.removeprefix(str(path)): item for item in expand([str(path)])}
+    assert items[""].problem
+    with items["!server.log"].open() as stream:
+        found = b""
+        with pytest.raises(EOFError, match="ends in the middle"):
+            while block := stream.read(1000):
+                found += block
+    assert text.startswith(found)
+    if suffix == ".tar":
+        assert len(found) == len(text) // 2
+    else:
+        assert len(found) > len(text) * 0.4

@@ -22,7 +22,7 @@ from opentelemetry.proto.metrics.v1 import metrics_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from pdtrace import spans as span_sql
-from pdtrace.collectors import _otlp_decoders, _otlp_json, otlp
+from pdtrace.collectors import _otlp_decoders, _otlp_json, _otlp_wire, otlp
 from pdtrace.model import Head
 from pdtrace.store import Store
 
@@ -366,6 +366,45 @@ def test_fields_that_otlp_does_not_know_are_kept() -> None:
     assert out.attribute("a", int) == [1]
 
 
+def with_unknown_fields(data: bytes) -> bytes:
+    """A request whose first span has fields 99 (5) and 100 ("text")."""
+    traces = trace_pb2.TracesData.FromString(data)
+    one = traces.resource_spans[0].scope_spans[0].spans[0]
+    one.MergeFromString(b"\x98\x06\x05" + b"\xa2\x06\x04text")
+    return traces.SerializeToString()
+
+
+def test_protobuf_fields_that_otlp_does_not_know_are_kept() -> None:
+    plain = read(message(ONE))
+    out = read(with_unknown_fields(message(ONE)))
+    (extra,) = out.store.rows("SELECT extra FROM spans")[0]
+    kept = json.loads(extra)
+    assert kept.pop("field99") == 5
+    assert kept.pop("field100") == base64.b64encode(b"text").decode()
+    assert kept == json.loads(plain.store.rows("SELECT extra FROM spans")[0][0] or "{}")
+    columns = "* EXCLUDE (extra)"
+    assert out.frame(columns=columns).equals(plain.frame(columns=columns))
+
+
+def test_defaults_that_are_written_out_are_no_unknown_fields() -> None:
+    values = [{"stringValue": ""}, {"intValue": "0"}, {"doubleValue": 0.0}, {"boolValue": False}]
+    values += [{"intValue": "-1"}, {"intValue": str(2**63 - 1)}, {"stringValue": "x" * 200}]
+    pairs = [{"key": f"k{i}", "value": value} for i, value in enumerate(values)]
+    data = message(request(span(attributes=[*pairs, *attributes({"l": [1], "m": {"a": 2}})])))
+    arrow = _otlp_decoders.resource_spans([data])
+    assert arrow is not None
+    assert _otlp_decoders._total_bytes(arrow) == len(data)
+    traces = trace_pb2.TracesData.FromString(data)
+    # droppedEventsCount: 0
+    one = traces.resource_spans[0].scope_spans[0].spans[0].SerializeToString() + b"\x60\x00"
+    scope = b"\x12" + _otlp_wire._encoded(len(one)) + one
+    group = b"\x12" + _otlp_wire._encoded(len(scope)) + scope
+    odd = b"\x0a" + _otlp_wire._encoded(len(group)) + group
+    arrow = _otlp_decoders.resource_spans([odd])
+    assert arrow is not None
+    assert _otlp_decoders._total_bytes(arrow) < len(odd)
+
+
 def test_missing_ids_are_unknown_and_large_ids_stay_text() -> None:
     bare = {
         "name": "x",
@@ -579,6 +618,34 @@ def test_data_points_become_samples(data: bytes) -> None:
         ("ttft_count", shared + "}", 6.0, None, "histogram", "instance:i-1", 2, END),
         ("ttft_sum", shared + "}", 1.5, None, "histogram", "instance:i-1", 2, END),
     ]
+
+
+def test_buckets_of_exponential_histograms_become_cumulative_series() -> None:
+    point = _point(
+        count="10", sum=9.0, scale=-1, zeroCount="3", zeroThreshold=0.0,
+        negative={"offset": 0, "bucketCounts": ["4"]}, positive={"offset": -1, "bucketCounts": ["1", "2"]},
+    )  # fmt: skip
+    metric = {"name": "size", "exponentialHistogram": {"dataPoints": [point]}}
+    metrics = {"resourceMetrics": [{"scopeMetrics": [{"metrics": [metric]}]}]}
+    for data in (lines(metrics), message(metrics)):
+        rows = (
+            read(data)
+            .store.sql(
+                """SELECT json_extract_string(labels, 'le') AS le, value FROM samples
+               WHERE metric = 'size_bucket' ORDER BY value, TRY_CAST(le AS DOUBLE)"""
+            )
+            .rows()
+        )
+        # Scale -1: edges are powers of 4.
+        assert rows == [
+            ("-4.0", 0.0),
+            ("-1.0", 4.0),
+            ("0.0", 7.0),
+            ("0.25", 7.0),
+            ("1.0", 8.0),
+            ("4.0", 10.0),
+            ("+Inf", 10.0),
+        ]
 
 
 def test_a_file_that_mixes_signals_counts_records() -> None:

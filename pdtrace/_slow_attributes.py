@@ -50,6 +50,7 @@ SOURCES = (
     Source("ttft_phase", "phase that took most of TTFT", "symptom"),
     Source("main_phase", "phase that took most of the time", "symptom"),
 )
+COLUMNS = sorted({s.column for s in SOURCES} - {"worker"})
 TITLES = {source.column: source.title for source in SOURCES}
 
 

@@ -72,12 +72,9 @@ def _walk(node: Any, names: set[str], text: str) -> None:
         _walk(value, names, text)
 
 
-def chosen(store: Store, text: str) -> pl.DataFrame:
-    """Every request with column `selected`: whether the condition holds, NULL where it cannot be told."""
-    rows = store.user_sql(
-        f"SELECT * EXCLUDE (counted), counted, ({text}\n) AS selected FROM {REQUESTS}"
-    )
-    kind = str(rows.schema["selected"])
-    if kind not in ("Boolean", "Null"):
+def chosen(store: Store, text: str, wanted: str) -> pl.DataFrame:
+    """These columns of every request, and `selected`: whether the condition holds, NULL where it cannot be told."""
+    rows = store.user_sql(f"SELECT {wanted}, ({text}\n) AS selected FROM {REQUESTS}")
+    if str(rows.schema["selected"]) not in ("Boolean", "Null"):
         raise BadOption(f"--where: {text!r} is a value, no condition", _EXAMPLE)
     return rows

@@ -38,6 +38,10 @@ def slo_lines(deployment: Deployment) -> list[str]:
         lines += [slo_line(row) for row in rows if len(rows) != 2 or row["metric"] != "all"]
         lines += _joint_lines(rows[-1])
         lines += [_fluidity_line(f) for f in deployment.fluidity if f["class"] == name]
+    if len(names) > 1:
+        lines.append(
+            "Findings and marks below go by the run itself: no one limit holds for every request"
+        )
     if deployment.unmatched:
         lines.append(f"{plural(deployment.unmatched, 'request')} of no class: in no figure above")
     return lines

@@ -12,6 +12,7 @@ from pdtrace import library
 from pdtrace.errors import BadOption
 from pdtrace.ingest import FINGERPRINT, Options, cut_to_window, take
 from pdtrace.inputs import Input, expand, shown
+from pdtrace.slo import policy
 from pdtrace.store import Store, is_store
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from pdtrace.diagnose import Diagnosis
     from pdtrace.model import Slo, SloPolicy
+    from pdtrace.slow import Answer
 
 # Above this much input the tables live in a temporary file, so that DuckDB may spill and memory stays bounded.
 IN_MEMORY_BYTES = 512 << 20
@@ -104,13 +106,22 @@ class Trace:
         """The partition: request, phase, detail, start_ns, end_ns, worker, basis."""
         return self.store.query("phases")
 
-    def diagnose(self, slo: Slo | SloPolicy | None = None) -> Diagnosis:
-        """The whole diagnosis; `.to_dict()` gives the documented JSON."""
+    def diagnose(self, slo: str | Slo | SloPolicy | None = None) -> Diagnosis:
+        """The whole diagnosis; `.to_dict()` gives the documented JSON.
+
+        `slo`: limits as after --slo (`ttft=500ms,tpot=50ms`, or the path of a TOML file), or as objects.
+        """
         from pdtrace.diagnose import diagnose
 
-        return diagnose(self.store, slo)
+        return diagnose(self.store, policy(slo) if isinstance(slo, str) else slo)
 
-    def findings(self, slo: Slo | SloPolicy | None = None) -> pl.DataFrame:
+    def slow(self, where: str | None = None, slo: str | SloPolicy | None = None) -> Answer:
+        """What sets slow requests apart: those of a condition, those that miss limits, or the slowest tenth."""
+        from pdtrace.slow import slow
+
+        return slow(self.store, where, policy(slo) if isinstance(slo, str) else slo)
+
+    def findings(self, slo: str | Slo | SloPolicy | None = None) -> pl.DataFrame:
         """One row per finding and deployment, in the order of the diagnosis, with the fields of the JSON."""
         import polars as pl
 

@@ -18,6 +18,9 @@ TENTH = 0.9  # the slowest tenth lies above this quantile
 EXAMPLES = 5
 _HELD = ("request_values", "phase_by_request")
 _MEASURES = ("ttft_ms", "e2e_ms", "tpot_ms", "prompt_tokens", "output_tokens")
+_WANTED = ", ".join(
+    dict.fromkeys(["deployment", "request", "counted", *_MEASURES, *_slow_attributes.COLUMNS])
+)
 
 
 @dataclass(frozen=True)
@@ -82,11 +85,13 @@ def slow(store: Store, where: str | None = None, policy: SloPolicy | None = None
     goodput.give(store, policy if where is None else None)
     with store.computed_once(*_HELD):
         if where is not None:
-            rows = _slow_predicate.chosen(store, where)
+            rows = _slow_predicate.chosen(store, where, _WANTED)
         elif policy is not None:
             rows = store.sql(_BY_LIMITS)
         else:
-            rows = store.sql(f"SELECT *, NULL::BOOLEAN AS selected FROM {_slow_predicate.REQUESTS}")
+            rows = store.sql(
+                f"SELECT {_WANTED}, NULL::BOOLEAN AS selected FROM {_slow_predicate.REQUESTS}"
+            )
         deployments = store.sql(_DEPLOYMENTS).to_dicts()
     return Answer(
         tuple(
@@ -100,7 +105,8 @@ def slow(store: Store, where: str | None = None, policy: SloPolicy | None = None
 
 _BY_LIMITS = f"""
 SELECT a.*, CASE WHEN s.ended = 'completed' THEN NOT s.good END AS selected, s.ended
-FROM {_slow_predicate.REQUESTS} AS a JOIN slo_requests AS s ON s.request = a.request
+FROM (SELECT {_WANTED} FROM {_slow_predicate.REQUESTS}) AS a
+JOIN slo_requests AS s ON s.request = a.request
 WHERE s.position IS NOT NULL
 """
 

@@ -180,6 +180,11 @@ def test_a_table_with_a_slow_worker(tmp_path: Path) -> None:
     worst = max(named[0]["values"], key=lambda v: v["difference"])
     assert worst["value"].endswith("w3") and worst["selected"] == answer["requests"]["selected"]
     assert "tenant" in {a["name"] for a in answer["attributes"] if not a["stands_out"]}
+    with Trace.read([path]) as trace:
+        assert (
+            trace.slow("ttft_ms > 2000").to_dict()["deployments"][0]["requests"]
+            == answer["requests"]
+        )
     text = " ".join(pdtrace("slow", path).stdout.split())
     assert (
         "No condition was given" in text

@@ -22,7 +22,7 @@ MANY = 1_000  # shares of so many requests have a decimal
 
 def share(value: float | None, of: int = 0) -> str:
     """A share as per cent, finer of many requests; what is not all is never written as 100 %."""
-    if value is not None and 0 < value < 1 and (value > 0.99 or of >= MANY):
+    if value is not None and 0 < value < 1 - 1e-9 and (value > 0.99 or of >= MANY):
         return f"{math.floor(1000 * value) / 10:.1f} %"
     return numbers.share(value)
 

@@ -101,11 +101,14 @@ def test_a_prompt_in_a_step_of_its_own_costs_each_resident_all_of_it() -> None:
     assert row["tail_explained_ratio"] == pytest.approx(1, abs=0.02)
     assert row["best_shift_ms"] == 0
     assert row["events"] == judged.events.height == len(rows) * RESIDENTS
-    by_culprit = judged.losses.group_by("culprit").agg(pl.col("lost_s").sum())
+    named = judged.losses.drop_nulls("culprit")
+    by_culprit = named.group_by("culprit").agg(pl.col("lost_s").sum())
     assert set(by_culprit["culprit"]) == {r["request"] for r in rows}
     assert by_culprit["lost_s"].to_list() == pytest.approx([RESIDENTS * 0.1] * len(rows), rel=0.05)
     assert judged.losses["lost_s"].sum() == pytest.approx(row["lost_s"])
-    assert set(judged.losses["victim"]) == set(tokens)
+    assert set(named["victim"]) == set(tokens)
+    assert judged.events["stream"].unique().to_list() == [0]
+    assert set(judged.events["culprit"]) == set(by_culprit["culprit"])
 
 
 def test_a_prompt_in_steps_that_also_decode_costs_their_excess() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from pdtrace.methods import _gap_prefills as prefill_work
-from pdtrace.methods._gap_series import Gaps, Ints
+from pdtrace.methods._gap_series import Ints
 from pdtrace.methods._gap_window import NOISE, Stage, Window
 from pdtrace.methods.statistics import Floats
 
@@ -24,6 +25,11 @@ LOSSES_SCHEMA: dict[str, type[pl.DataType]] = {
 EVENTS_SCHEMA: dict[str, type[pl.DataType]] = {
     "worker": pl.String, "victim": pl.String, "stream": pl.Int64, "end_ns": pl.Int64,
     "gap_ms": pl.Float64, "excess_ms": pl.Float64, "lost_ms": pl.Float64, "culprit": pl.String,
+}  # fmt: skip
+
+
+_PAIR: dict[str, type[pl.DataType]] = {
+    "culprit": pl.Int64, "victim": pl.Int64, "lost_s": pl.Float64,
 }  # fmt: skip
 
 
@@ -53,6 +59,7 @@ class Total:
     baselines: list[float] = field(default_factory=list)
     sigmas: list[float] = field(default_factory=list)
     counted_by: set[str] = field(default_factory=set)
+    unnamed: int = 0  # pairs that are in no row of their own
     pairs: list[pl.DataFrame] = field(default_factory=list)
     stalls: list[pl.DataFrame] = field(default_factory=list)
 
@@ -90,9 +97,7 @@ def add(total: Total, window: Window, stage: Stage) -> None:
     total.baselines.append(float(np.median(window.baseline / window.steps)))
     total.sigmas.append(float(np.median(window.sigma)))
     total.counted_by.add(window.counted_by)
-    pairs = _pairs(window, stage)
-    total.pairs.append(pairs)
-    total.stalls.append(_stalls(window))
+    _add_pairs(total, window, stage)
 
 
 def _add_tail(total: Total, window: Window) -> None:
@@ -103,49 +108,66 @@ def _add_tail(total: Total, window: Window) -> None:
     total.tail_credit_s += float(np.maximum(window.credit[tail], 0.0).sum())
 
 
-def _pairs(window: Window, stage: Stage) -> pl.DataFrame:
-    """Credit of each gap split over the prefills that it met, by the tokens computed meanwhile."""
-    work = window.prefills
+def _add_pairs(total: Total, window: Window, stage: Stage) -> None:
+    """Credit of each gap split over the prefills that it met, by the tokens computed meanwhile.
+
+    Of gaps whose credit stands out of the noise: what is left goes to the row without names.
+    """
+    work, victim_of = window.prefills, stage.request[window.gaps.stream]
     length = np.maximum(work.end - work.start, 1e-9)
     density = work.tokens / length
     known = ~np.isnan(density)
     density = np.where(known, density, np.median(density[known]) if known.any() else 1.0)
-    rows = np.flatnonzero((window.overlap > 0) & (window.credit != 0))
-    victim_of = stage.request[window.gaps.stream]
-    parts = [pl.DataFrame(schema={"culprit": pl.Int64, "victim": pl.Int64, "lost_s": pl.Float64})]
+    rows = np.flatnonzero((window.overlap > 0) & (window.credit > window.sigma))
+    most = np.full(len(victim_of), -1)  # the prefill that took most of each gap
+    parts = [pl.DataFrame(schema=_PAIR)]
     for gap, prefill, both in prefill_work.meetings(window.gaps, rows, work):
         weight = both * density[prefill]
         whole = np.bincount(gap, weight, len(victim_of))
         lost = window.credit[gap] * weight / np.maximum(whole[gap], 1e-300)
-        parts.append(
-            pl.DataFrame(
-                {"culprit": work.request[prefill], "victim": victim_of[gap], "lost_s": lost}
-            )
-            .filter(pl.col("culprit") != pl.col("victim"))
-            .group_by("culprit", "victim")
-            .agg(pl.col("lost_s").sum())
-        )
-    return pl.concat(parts).group_by("culprit", "victim").agg(pl.col("lost_s").sum())
+        others = work.request[prefill] != victim_of[gap]
+        gap, culprit, lost = gap[others], work.request[prefill[others]], lost[others]
+        order = np.argsort(lost, kind="stable")
+        most[gap[order]] = culprit[order]
+        parts.append(_summed(culprit, victim_of[gap], lost))
+    pairs = pl.concat(parts).sort("lost_s", descending=True)
+    total.pairs.append(pairs.head(MAX_PAIRS))
+    total.unnamed += max(0, pairs.height - MAX_PAIRS)
+    total.stalls.append(_stalls(window, stage, most))
 
 
-def _stalls(window: Window) -> pl.DataFrame:
-    """Gaps that may become events: as much of them as prefills explain, and for how long."""
+def _summed(culprit: Ints, victim: Ints, lost: Floats) -> pl.DataFrame:
+    """Seconds by (culprit, victim)."""
+    wide = int(victim.max(initial=0)) + 1
+    key = culprit * wide + victim
+    order = np.argsort(key, kind="stable")
+    begin = np.flatnonzero(np.diff(key[order], prepend=-1))
+    seconds = np.add.reduceat(lost[order], begin) if len(begin) else np.empty(0)
+    pair = key[order][begin]
+    return pl.DataFrame({"culprit": pair // wide, "victim": pair % wide, "lost_s": seconds}, _PAIR)
+
+
+def _stalls(window: Window, stage: Stage, culprit: Ints) -> pl.DataFrame:
+    """Gaps that may become events: the longest of those that prefills explain half of or more."""
     rows = np.flatnonzero((window.credit > NOISE * window.sigma) & (window.overlap > 0))
     rows = rows[window.credit[rows] >= 0.5 * window.excess[rows]]
+    rows = rows[np.argsort(-window.credit[rows], kind="stable")[:MAX_EVENTS]]
+    stream = window.gaps.stream[rows]
     return pl.DataFrame(
         {
-            "stream": window.gaps.stream[rows],
+            "victim": stage.request[stream],
+            "stream": stage.number[stream],
             "start": window.gaps.start[rows],
             "end": window.gaps.end[rows],
             "excess_s": window.excess[rows],
             "lost_s": window.credit[rows],
-            "base_s": window.baseline[rows],
+            "culprit": culprit[rows],
         }
     )
 
 
 def events_of(
-    total: Total, stage: Stage, names: pl.Series, base_s: float
+    total: Total, origin_ns: int, names: pl.Series, base_s: float
 ) -> tuple[float, pl.DataFrame]:
     """(smallest loss that is called an event in seconds, the events).
 
@@ -154,29 +176,16 @@ def events_of(
     stalls = pl.concat(total.stalls)
     floor = _threshold(stalls["lost_s"].to_numpy(), base_s, 4 * float(np.median(total.sigmas)))
     called = stalls.filter(pl.col("lost_s") >= floor)
-    called = called.sort("lost_s", descending=True).head(MAX_EVENTS).sort("end", "stream")
-    victim = stage.request[called["stream"].to_numpy()]
-    gaps = Gaps(
-        called["stream"].to_numpy(), called["start"].to_numpy(), called["end"].to_numpy(),
-        np.ones(called.height), np.ones(called.height),
-    )  # fmt: skip
-    culprit = np.full(called.height, -1)
-    most = np.zeros(called.height)
-    rows = np.arange(called.height)
-    for gap, prefill, both in prefill_work.meetings(gaps, rows, stage.prefills):
-        other = stage.prefills.request[prefill] != victim[gap]
-        order = np.argsort(both[other], kind="stable")
-        culprit[gap[other][order]] = stage.prefills.request[prefill[other][order]]
-        most[gap[other][order]] = both[other][order]
+    called = called.sort("lost_s", descending=True).head(MAX_EVENTS).sort("end", "victim", "stream")
     events = pl.DataFrame(
         {
-            "victim": _named(names, victim),
-            "stream": np.zeros(called.height, dtype=np.int64),
-            "end_ns": stage.origin_ns + (called["end"] * 1e9).round().cast(pl.Int64),
+            "victim": _named(names, called["victim"].to_numpy()),
+            "stream": called["stream"],
+            "end_ns": origin_ns + (called["end"] * 1e9).round().cast(pl.Int64),
             "gap_ms": (called["end"] - called["start"]) * 1e3,
             "excess_ms": called["excess_s"] * 1e3,
             "lost_ms": called["lost_s"] * 1e3,
-            "culprit": _named(names, culprit),
+            "culprit": _named(names, called["culprit"].to_numpy()),
         }
     )
     return floor, events
@@ -196,17 +205,18 @@ def _threshold(lost: Floats, base_s: float, noise_s: float) -> float:
 
 
 def losses_of(total: Total, names: pl.Series, lost_s: float) -> pl.DataFrame:
-    """Seconds by (culprit, victim): the largest by name, the rest as one row without names."""
+    """Seconds by (culprit, victim): the largest by name, the rest as one row without names.
+
+    Chance lies in the pairs too: they are scaled to what is called lost, and never above it.
+    """
     pairs = (
         pl.concat(total.pairs).group_by("culprit", "victim").agg(pl.col("lost_s").sum())
         .sort("lost_s", "culprit", "victim", descending=[True, False, False])
     )  # fmt: skip
-    # Noise and chance lie in the pairs too: they sum to what is called lost.
-    whole = float(pairs["lost_s"].sum()) if pairs.height else 0.0
-    if whole > 0:
-        pairs = pairs.with_columns(pl.col("lost_s") * (lost_s / whole))
+    whole = float(pairs["lost_s"].sum())
+    if whole > max(lost_s, 0.0):
+        pairs = pairs.with_columns(pl.col("lost_s") * (max(lost_s, 0.0) / whole))
     named = pairs.head(MAX_PAIRS).filter(pl.col("lost_s") > PAIR_FLOOR * abs(lost_s))
-    rest = pairs[named.height :]
     frame = pl.DataFrame(
         {
             "culprit": _named(names, named["culprit"].to_numpy()),
@@ -216,12 +226,12 @@ def losses_of(total: Total, names: pl.Series, lost_s: float) -> pl.DataFrame:
         },
         schema={k: v for k, v in LOSSES_SCHEMA.items() if k != "worker"},
     )
-    if not rest.height:
-        return frame
-    last = {
-        "culprit": None, "victim": None, "lost_s": float(rest["lost_s"].sum()),
-        "pairs": rest.height,
+    last: dict[str, Any] = {
+        "culprit": None, "victim": None, "lost_s": lost_s - float(named["lost_s"].sum()),
+        "pairs": pairs.height - named.height + total.unnamed,
     }  # fmt: skip
+    if not last["pairs"] and abs(last["lost_s"]) <= 1e-9 * abs(lost_s):
+        return frame
     return pl.concat([frame, pl.DataFrame([last], schema=frame.schema)])
 
 

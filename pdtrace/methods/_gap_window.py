@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -33,6 +33,7 @@ class Stage:
     cover: Cover
     open: Residents
     pace_s: float
+    number: Ints  # of each stream among the streams of its request
     prompt: Floats  # tokens of each stream's prompt; NaN unknown
     cost: Floats | None  # of a prefill over (1, n, n^2); None without a fit
     period: tuple[float, float]
@@ -63,7 +64,7 @@ def window_of(streams: pl.DataFrame, offset: int, stage: Stage) -> Window | None
     """Gaps of some streams with their credit; None where no baseline can be had."""
     part = slice(offset, offset + streams.height)
     gaps, merged = series.gaps_of(streams, stage.first[part], stage.pace_s)
-    gaps = Gaps(gaps.stream + offset, gaps.start, gaps.end, gaps.emissions, gaps.tokens)
+    gaps = replace(gaps, stream=gaps.stream + offset)
     gaps, work, preempted = _without_silent(gaps, stage)
     cover = prefill_work.cover_of(work) if preempted else stage.cover
     overlap = cover.between(gaps.start, gaps.end)
@@ -101,10 +102,7 @@ def _without_silent(gaps: Gaps, stage: Stage) -> tuple[Gaps, Prefills, int]:
     work = stage.prefills
     if stage.cost is not None:
         stream = gaps.stream[rows]
-        made = np.cumsum(gaps.tokens) - gaps.tokens
-        begin = np.flatnonzero(np.concatenate([[True], gaps.stream[1:] != gaps.stream[:-1]]))
-        before = made[rows] - made[begin[np.searchsorted(begin, rows, side="right") - 1]]
-        context = stage.prompt[stream] + before
+        context = stage.prompt[stream] + gaps.made[rows]
         known = ~np.isnan(context)
         again = prefill_work.computed_again(
             gaps, rows[known], stage.request[stream[known]], context[known], stage.cost
@@ -146,11 +144,13 @@ def _baseline(gaps: Gaps, steps: Floats, clean: Bools, stage: Stage) -> tuple[Fl
 
 def _drift(at: Floats, residual: Floats, clean: Bools) -> Floats:
     """Slow change of a step that the fit does not know: running median of clean residuals."""
-    times, values = at[clean], residual[clean]
-    low, high = float(times.min()), float(times.max())
-    bins = int(min((high - low) / DRIFT_S, len(times) / DRIFT_GAPS))
+    rows = np.flatnonzero(clean)
+    low, high = float(at[rows].min()), float(at[rows].max())
+    bins = int(min((high - low) / DRIFT_S, len(rows) / DRIFT_GAPS))
     if bins < 2:
         return np.zeros(len(at))
+    rows = rows[:: max(1, len(rows) // (3 * DRIFT_GAPS * bins))]  # enough for a median
+    times, values = at[rows], residual[rows]
     number = np.minimum(((times - low) / (high - low) * bins).astype(np.int64), bins - 1)
     order = np.lexsort((values, number))
     count = np.bincount(number, minlength=bins)

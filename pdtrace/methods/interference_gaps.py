@@ -44,7 +44,7 @@ MIN_CONTRAST_BURSTS = 0.2  # where steps make several tokens each
 # Error of the interval as parts of the exposed baseline and of the loss, calibrated on simulations.
 BASE_ERROR, MODEL_ERROR, DIRTY_ERROR = 0.015, 0.02, 0.12
 DIRTY_RATIO = 0.1  # merged deliveries from which tokens are said to come in bundles
-WINDOW_EMISSIONS = 2_000_000
+WINDOW_EMISSIONS = 1_000_000
 SEEN = 0.9  # share of the decoded requests that should have token times
 ELSEWHERE = (
     "a decode worker of a P/D pair: its prompts are computed elsewhere and are not laid over its"
@@ -191,7 +191,8 @@ def _stage(
     made = streams["emissions"].to_numpy().astype(np.float64)
     stage = Stage(
         origin, request, first, last, work, prefill_work.cover_of(work),
-        series.residents(first, last, prompt, made), pace, prompt, cost,
+        series.residents(first, last, prompt, made), pace,
+        streams["stream"].fill_null(0).to_numpy().astype(np.int64), prompt, cost,
         (float(first.min()), float(last.max())),
     )  # fmt: skip
     return names, stage, notes, cut, moved
@@ -248,7 +249,7 @@ def _judged(
         and total.exposed >= MIN_EXPOSED
     )
     base = float(np.median(total.baselines))
-    floor, events = events_of(total, stage, names, base) if flagged else (None, None)
+    floor, events = events_of(total, stage.origin_ns, names, base) if flagged else (None, None)
     if total.weak:
         notes.append(f"{total.weak} stretches without a baseline are left out")
     if total.preempted:
@@ -279,7 +280,8 @@ def _judged(
     worker = pl.lit(row["worker"], pl.String)
     return Judgement(
         {**dict.fromkeys(RESULT_SCHEMA), **row},
-        losses_of(total, names, lost).with_columns(worker=worker).select(list(LOSSES_SCHEMA)),
+        losses_of(total, names, lost).with_columns(worker=worker).select(list(LOSSES_SCHEMA))
+        if flagged else pl.DataFrame(schema=LOSSES_SCHEMA),
         pl.DataFrame(schema=EVENTS_SCHEMA) if events is None
         else events.with_columns(worker=worker).select(list(EVENTS_SCHEMA)),
     )  # fmt: skip

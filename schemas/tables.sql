@@ -467,6 +467,19 @@ CREATE TABLE kv_sizes (
   note VARCHAR               -- source of the shape, what was assumed, or why it is unknown
 );
 
+-- how much of each request's KV movements was hidden behind its own prefill, how much it waited for
+-- stage: methods
+-- key: deployment, request
+CREATE TABLE transfer_requests (
+  deployment VARCHAR,        -- deployment
+  request VARCHAR,           -- the request
+  movements BIGINT,          -- movements with start and end
+  bytes BIGINT,              -- bytes of all of them; NULL when those of any are unknown
+  moved_ms DOUBLE,           -- time during which at least one was under way
+  hidden_ms DOUBLE,          -- of it inside the request's own prefill steps; NULL where it met a prefill known as wall time only, or none is known
+  exposed_ms DOUBLE          -- time that the request waited for it: phases kv_transfer and kv_load
+);
+
 -- waits between prefill and the start of the transfer, and how much of them a busy link fills
 -- stage: methods
 -- key: deployment, request

@@ -19,6 +19,7 @@ from pdtrace.methods import (
     interference_steps,
     kv_sizes,
     transfer_fit,
+    transfer_requests,
     transfer_waits,
 )
 
@@ -83,13 +84,30 @@ def _kv_sizes(tables: Tables) -> dict[str, pl.DataFrame]:
     return {"kv_sizes": kv_sizes.sizes(tables.sql(kv_sizes.MODELS), tables.sql(kv_sizes.FACTS))}
 
 
+def _any_transfer(tables: Tables) -> bool:
+    return not tables.sql("SELECT 1 FROM transfers LIMIT 1").is_empty()
+
+
 def _transfer_fit(tables: Tables) -> dict[str, pl.DataFrame]:
+    """Nothing is read where nothing moved: views and phases stay unmade."""
+    if not _any_transfer(tables):
+        return {"transfer_fits": pl.DataFrame(schema=transfer_fit.SCHEMA)}
     return {"transfer_fits": transfer_fit.fits(tables.sql(transfer_fit.TRANSFERS))}
 
 
-def _transfer_waits(tables: Tables) -> dict[str, pl.DataFrame]:
-    moves = tables.sql(transfer_waits.MOVES)
-    return {"transfer_waits": transfer_waits.waits(moves, tables.sql(transfer_waits.WAITS))}
+def _transfer_requests(tables: Tables) -> dict[str, pl.DataFrame]:
+    if not _any_transfer(tables):
+        return {
+            "transfer_requests": pl.DataFrame(schema=transfer_requests.SCHEMA),
+            "transfer_waits": pl.DataFrame(schema=transfer_waits.SCHEMA),
+        }
+    moved = transfer_requests.requests(
+        tables.sql(transfer_requests.MOVES), tables.sql(transfer_requests.PHASES)
+    )
+    waited = transfer_waits.waits(
+        tables.sql(transfer_waits.MOVES), tables.sql(transfer_waits.WAITS)
+    )
+    return {"transfer_requests": moved, "transfer_waits": waited}
 
 
 METHODS: dict[str, Method] = {
@@ -122,14 +140,14 @@ METHODS: dict[str, Method] = {
         Method(  # after kv_sizes: bytes that nobody measured come from there
             name="transfer_fit",
             makes=("transfer_fits",),
-            needs=("transfer_times", "kv_sizes"),
+            needs=("transfers", "transfer_times", "kv_sizes"),
             function=_transfer_fit,
         ),
         Method(
-            name="transfer_waits",
-            makes=("transfer_waits",),
-            needs=("transfer_times", "phases", "requests"),
-            function=_transfer_waits,
+            name="transfer_requests",
+            makes=("transfer_requests", "transfer_waits"),
+            needs=("transfers", "transfer_times", "phases", "requests"),
+            function=_transfer_requests,
         ),
     )
 }

@@ -9,7 +9,7 @@
 --
 -- grain:   one row per deployment
 -- needs:   steps, workers, phases, requests, deployment_sources
--- when:    EXISTS (FROM steps)
+-- when:    EXISTS (FROM steps) AND EXISTS (FROM phase_sums WHERE phase IN ('kv_wait', 'kv_transfer'))
 -- params:
 --   min_idle_ratio  0.1  a tenth of the worker's time idle with KV on its way: below, nobody gains by it
 -- columns:

@@ -11,6 +11,7 @@
 --
 -- grain:   one row per deployment
 -- needs:   decision_outcomes, session_turns, prompt_reuse, load_spread, samples, workers, counted_requests, deployment_sources
+-- when:    EXISTS (FROM decisions) OR EXISTS (FROM requests WHERE turn IS NOT NULL)
 -- params:
 --   min_requests     20   fewer are an anecdote
 --   min_saved_ratio  0.2  a fifth of the prompt tokens: above it, affinity may be worth its price

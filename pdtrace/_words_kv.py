@@ -193,8 +193,8 @@ def _advice(row: Row) -> str:
         busy = None if row["link_busy_s"] is None else row["link_busy_s"] / apart
         if busy is not None and busy > 0.8:
             return (
-                "the link: it was moving other KV nearly all the while that requests waited for their transfer; a faster "
-                "one, more of them, or less KV to move (and then KV space on the decode workers)"
+                "the link: it was moving other KV nearly all the while that requests waited for their transfer; more "
+                "bandwidth or less KV to move, and then KV space on the decode workers"
             )
         if row["space_s"] or (busy is not None and busy < 0.3):
             return "KV space on the decode workers: more of it, or fewer requests at once"

@@ -132,8 +132,8 @@ def _moved(row: Row) -> str | None:
     if row["expected_bytes"] and row["value"]:
         needed = rate(row["expected_bytes"] / row["value"])
         return (
-            f"The KV of all prompts is {size(row['expected_bytes'])}: {needed} if all of it "
-            "moved during that wait."
+            f"The KV of all prompts is {size(row['expected_bytes'])}: {needed} for each request on average "
+            "if all of it moved during those waits."
         )
     return None
 

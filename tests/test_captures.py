@@ -262,6 +262,29 @@ def test_pd_nixl_decode_side_wait_is_an_upper_bound_on_kv(paths: tuple[Path, ...
     assert any("only the whole wait on the decode side" in line for line in run.said.not_supported)
 
 
+@pytest.mark.parametrize("folder", [pytest.param(VLLM / "pd_nixl", id="full", marks=full)])
+def test_pd_nixl_counters_bound_the_transfer_inside_that_wait(folder: Path) -> None:
+    """The mover's own totals: 306 transfers of 1.882 s and 758.9 MB in the bench runs, one before them."""
+    run = read(*server_side(folder))
+    row = run.store.query("kv_transfer").row(0, named=True)
+    assert row["counter_transfers"] == 307
+    assert row["counter_s"] == pytest.approx(1.882, abs=0.001)
+    assert row["counter_bytes"] == pytest.approx(758_906_880, rel=0.001)
+    assert row["at_most_transfer_s"] / row["value"] == pytest.approx(0.22, abs=0.02)
+    assert (row["expected_bytes"], row["transfers"]) == (None, None)  # a random model; no records
+
+
+@pytest.mark.parametrize("folder", [pytest.param(DYNAMO / "agg", id="full", marks=full)])
+def test_dynamo_agg_answers_repeat_the_routers_belief(folder: Path) -> None:
+    """Cached tokens in the answers equal the router's overlap in 200 of 200: no check of it."""
+    run = read(*server_side(folder))
+    assert run.finding("router_belief") is None
+    row = run.store.query("routing").row(0, named=True)
+    assert (row["decisions"], row["belief"], row["workers_seen"]) == (200, "copy", 2)
+    assert row["index_saved_tokens"] == 46_160 - 44_240  # best eligible less selected
+    assert row["requests_over_mean"] == pytest.approx(1.02)
+
+
 @pytest.mark.parametrize("paths", pd_runs())
 def test_pd_nixl_pulled_requests_are_no_prefills_on_the_decode_worker(
     paths: tuple[Path, ...],

@@ -383,10 +383,7 @@ def test_the_size_of_the_prompts_gives_the_rate_that_the_wait_would_need(con: St
     con.append("facts", [{"worker": "p", "key": "kv_bytes_per_token", "value": "100000"}])
     run(con)
     said = wording.finding("kv_transfer", con.query("kv_transfer").to_dicts()[0])
-    assert (
-        "The KV of all prompts is 2.00 GB: 1.00 GB/s if all of it moved during that wait"
-        in said.detail
-    )
+    assert "The KV of all prompts is 2.00 GB: 1.00 GB/s for each request on average" in said.detail
     assert any("configuration states" in a for a in said.assumptions)
 
 

@@ -111,7 +111,7 @@ prefix_count AS (
   FROM samples AS s
   JOIN workers AS w ON w.worker = s.worker
   WHERE regexp_matches(s.metric, '(best_eligible|selected)_cached_prefix_tokens(_total)?$')
-    AND w.role IS NOT NULL
+    AND w.role IS NOT NULL AND isfinite(s.value)
   GROUP BY w.deployment, s.worker, s.labels, s.metric
 ),
 prefix AS (

@@ -27,7 +27,7 @@ WITH told_sample AS (
     ) AS name
   FROM samples AS s
   JOIN workers AS w ON w.worker = s.worker
-  WHERE s.value IS NOT NULL AND NOT isnan(s.value) AND w.role IS NOT NULL
+  WHERE isfinite(s.value) AND w.role IS NOT NULL
     AND regexp_matches(s.metric, '(xfer_time|kv_transfer|bytes_transferred|rx_bytes)')
 ),
 grown AS (
@@ -75,7 +75,7 @@ line AS (
   JOIN workers AS w ON w.worker = s.worker
   WHERE metric IN (
     'log:kv_num_successful_transfers', 'log:kv_avg_xfer_time_ms', 'log:kv_avg_mb_per_transfer'
-  )
+  ) AND isfinite(value)
   GROUP BY ALL
 ),
 said AS (

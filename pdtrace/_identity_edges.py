@@ -180,10 +180,23 @@ def id_keys(legs: pl.DataFrame) -> pl.DataFrame:
             hashed = pl.col(column).hash(seed)
             parts.append(able.filter(have).select("n", kind=pl.lit(kind), key=column, k=hashed))
     if not parts:
-        return pl.DataFrame(schema={"n": pl.Int64, "kind": pl.String, "key": pl.String})
+        return pl.DataFrame(
+            schema={"n": pl.Int64, "kind": pl.String, "key": pl.String, "k": pl.UInt64}
+        )
     keys = pl.concat(parts)
     keys = keys.filter(pl.col("k").is_duplicated())
     return keys.filter(pl.len().over("k").is_between(2, LARGEST_KEY))
+
+
+def between_trees(keys: pl.DataFrame, tree: Ints) -> pl.DataFrame:
+    """Without the ids that only legs of one call tree bear: the tree has joined what they could join."""
+    trees = keys.with_columns(pl.Series("tree", tree[keys["n"].to_numpy()]))
+    several = (
+        trees.group_by("k")
+        .agg((pl.col("tree").min() < pl.col("tree").max()) | (pl.col("kind") != "id").any())
+        .filter("tree")
+    )
+    return keys.join(several.select("k"), on="k", how="semi", maintain_order="left")
 
 
 def shared_ids(legs: pl.DataFrame, keys: pl.DataFrame, community: Ints) -> pl.DataFrame:
@@ -200,7 +213,9 @@ def shared_ids(legs: pl.DataFrame, keys: pl.DataFrame, community: Ints) -> pl.Da
     good, bad = _sound(tight)
     # Skewed clocks: one leg of each kind in all, further apart than the tight gap.
     wide, _ = _sound(_cluster(atoms, NEAR_NS))
-    single = wide.filter((pl.len().over("k", "kind_of") == 1).all().over("k"))
+    # Joined, not filtered by windows, which take many times as long over so many small groups.
+    repeated = wide.group_by("k", "kind_of").len().filter(pl.col("len") > 1)
+    single = wide.join(repeated.select("k"), on="k", how="anti", maintain_order="left")
     alone = atoms.with_columns(pl.col("atom").alias("cluster"))
     edges = [_chain(alone, members), _chain(good, members), _chain(single, members)]
     if bad.height:

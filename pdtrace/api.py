@@ -54,7 +54,8 @@ class Trace:
         folder = None
         if _size(inputs) > IN_MEMORY_BYTES:
             folder = tempfile.TemporaryDirectory(prefix="pdtrace-")
-        trace = cls(Store(None if folder is None else Path(folder.name) / "trace.duckdb"), folder)
+        path = None if folder is None else Path(folder.name) / "trace.duckdb"
+        trace = cls(Store(path, scratch=True), folder)
         try:
             take(inputs, trace.store, options)
         except BaseException:
@@ -78,7 +79,7 @@ class Trace:
         folder = tempfile.TemporaryDirectory(prefix="pdtrace-")
         copy = Path(folder.name) / "trace.duckdb"
         shutil.copyfile(path, copy)
-        trace = cls(Store(copy), folder)
+        trace = cls(Store(copy, scratch=True), folder)
         try:
             cut_to_window(trace.store, options)
         except BaseException:

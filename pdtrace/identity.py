@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
 from pdtrace import _identity_deployments as deployments
@@ -45,7 +46,8 @@ def link(store: Store) -> None:
 def joined(legs: pl.DataFrame, parent: Ints, links: list[tuple[str, str]]) -> groups.Groups:
     """Requests from trees, references and shared ids. Pure: frames in, labels and edges out."""
     named = pl.concat([edges.references(legs), edges.same_span(legs), edges.same_row(legs)])
-    keys = edges.id_keys(legs)
+    tree = components(legs.height, np.flatnonzero(parent >= 0), parent[parent >= 0])
+    keys = edges.between_trees(edges.id_keys(legs), tree)
     if keys.height:
         first = groups.group(legs, parent, named)
         known = deployments.communities(legs, first.label, links)

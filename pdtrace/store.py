@@ -54,11 +54,17 @@ _WRITES = ("insert", "update", "delete", "alter", "drop", "truncate")
 
 
 class Store:
-    """The tables of one analysis. Opens or creates `path`; without a path it lives in memory."""
+    """The tables of one analysis. Opens or creates `path`; without a path it lives in memory.
 
-    def __init__(self, path: str | Path | None = None, *, read_only: bool = False) -> None:
+    `scratch`: the file is this process's own and goes with it.
+    """
+
+    def __init__(
+        self, path: str | Path | None = None, *, read_only: bool = False, scratch: bool = False
+    ) -> None:
         self.path = None if path is None else Path(path)
         self.read_only = read_only
+        self._lasting = path is not None and not scratch
         config: dict[str, Any] = dict(_CONFIG)
         if self.path is not None and not read_only:
             config["storage_compatibility_version"] = STORAGE_VERSION
@@ -209,13 +215,13 @@ class Store:
     def install(self, *, comments: bool | None = None) -> None:
         """Create all views and findings, in order of need; comments go into files.
 
-        In memory each is created when it is first named: planning all of them takes longer than asking the few
-        that a command wants (measured: 0.3 s).
+        Where nobody else opens the file each is created when it is first named: planning all of them takes longer
+        than asking the few that a command wants (measured: 0.3 s in memory, 1.4 s in a file).
         """
         self._waiting = set(library.queries())
-        if self.path is not None:
+        if self._lasting:
             self._make(self._waiting)
-        if comments if comments is not None else self.path is not None:
+        if comments if comments is not None else self._lasting:
             self._comment()
 
     def prepare(self, statement: str) -> None:

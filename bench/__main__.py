@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from bench import diagnose, ingest, startup
+from bench import diagnose, ingest, scale, startup
 
 parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
 parser.add_argument(
@@ -13,6 +13,7 @@ parser.add_argument(
 small = parser.parse_args().small
 startup.main([])
 diagnose.main(["--requests", "10000", "--times", "1"] if small else [])
+scale.main(["--requests", "100000"] if small else [])
 ingest.main(["--spans", "100000", "--repeat", "1"] if small else ["--spans", "1000000"])
 if not small:
     ingest.main(["--spans", "1000000", "--repeat", "1", "--unseen", "--table-only"])

@@ -6,12 +6,14 @@ by batch from a store. Where intervals overlap, the order of model.PHASE_DETAILS
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import polars as pl
 
-from pdtrace._phases_input import BATCH_REQUESTS, batches
+from pdtrace._phases_input import BATCH_REQUESTS, Batch, batches
 from pdtrace._phases_kinds import number_kinds
 from pdtrace._phases_sums import summed
 from pdtrace._phases_sweep import NOBODY, Intervals, Ints, Pieces, Windows, sweep
@@ -29,8 +31,7 @@ def partition(store: Store, *, batch_requests: int = BATCH_REQUESTS) -> None:
     for table in ("phases", "phase_sums", "partition_checks"):
         store.clear(table)
     with batches(store, batch_requests) as parts:
-        for windows, intervals in parts:
-            found = cut(windows, intervals)
+        for found in _cuts(parts):
             store.append("phases", found.phases)
             store.append("phase_sums", found.sums)
             store.append("partition_checks", found.checks)
@@ -42,6 +43,19 @@ class Cut(NamedTuple):
     phases: pl.DataFrame
     sums: pl.DataFrame
     checks: pl.DataFrame
+
+
+def _cuts(parts: Iterator[Batch]) -> Iterator[Cut]:
+    """The batches cut, in their order: while one is cut in another thread, the next is read."""
+    with ThreadPoolExecutor(1, "pdtrace-cut") as pool:
+        before: Future[Cut] | None = None
+        for windows, intervals in parts:
+            following = pool.submit(cut, windows, intervals)
+            if before is not None:
+                yield before.result()
+            before = following
+        if before is not None:
+            yield before.result()
 
 
 def cut(windows: pl.DataFrame, intervals: pl.DataFrame) -> Cut:

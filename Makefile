@@ -9,16 +9,18 @@ STAMP := $(VENV)/.installed
 # Errors only: setuptools warns at length of editable installs.
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
-.PHONY: help demo demo-live test lint format docs bench wheel clean
+.PHONY: help demo demo-live test test-slow lint format docs bench bench-accuracy wheel clean
 
 help:
 	@echo "make demo    set up, then diagnose the real vLLM run that ships with pdtrace"
 	@echo "make demo-live  run a small P/D router and its workers, load them, diagnose their traces"
 	@echo "make test    set up, then run all tests"
+	@echo "make test-slow       accuracy of the interference detectors against their goals (20 minutes at most)"
 	@echo "make lint    ruff, mypy, import contracts"
 	@echo "make format  let ruff format and fix"
 	@echo "make docs    draw docs/pictures anew"
 	@echo "make bench   speed and size against peers (minutes)"
+	@echo "make bench-accuracy  the same table without judging"
 	@echo "make wheel   build dist/*.whl"
 
 # pip reads dependency groups from 25.1 on; the one that comes with Python may be older.
@@ -35,6 +37,10 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto --dist loadfile
+
+# Fails where a goal is missed. Each process works on one core.
+test-slow: $(STAMP)
+	OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/python -W error -m bench.accuracy --check
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -57,6 +63,9 @@ docs: $(STAMP)
 bench: $(STAMP)
 	$(PIP) install --group bench
 	$(BIN)/python -m bench
+
+bench-accuracy: $(STAMP)
+	OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/python -m bench.accuracy --each
 
 wheel: $(STAMP)
 	$(BIN)/python -m build --wheel

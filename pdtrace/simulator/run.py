@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
 from pdtrace.errors import BadOption
 from pdtrace.simulator import log, seen, truth
 from pdtrace.simulator.fleet import Fleet
-from pdtrace.simulator.scenario import Scenario
+from pdtrace.simulator.scenario import BLOCK_TOKENS, Scenario
 from pdtrace.simulator.scenarios import SCENARIOS
 
 DURATION_S = 120.0  # of the load, unless told otherwise
@@ -39,6 +39,8 @@ def simulate(scenario: str | Scenario, seed: int = 0, duration_s: float | None =
     duration_s = DURATION_S if duration_s is None else duration_s
     if isinstance(scenario, str):
         scenario = named(scenario)
+    if scenario.kv_peak_ratio:
+        scenario = replace(scenario, kv_blocks=_short_of_peak(scenario, seed, duration_s))
     fleet = Fleet(scenario, seed, duration_s).run()
     emissions = seen.emissions(fleet)
     requests = log.request_frame(fleet.requests)
@@ -58,6 +60,16 @@ def simulate(scenario: str | Scenario, seed: int = 0, duration_s: float | None =
         truth_workers=truth.by_worker(fleet.workers, lost),
         truth_gaps=gaps,
     )
+
+
+def _short_of_peak(scenario: Scenario, seed: int, duration_s: float) -> int:
+    """Blocks that do at most times, but not at the worst: a share of what the same load would take
+    with plenty, and enough for the longest request."""
+    plenty = replace(scenario, kv_peak_ratio=0.0, kv_blocks=1_000_000)
+    fleet = Fleet(plenty, seed, duration_s).run()
+    peak = max(step.blocks for worker in fleet.workers for step in worker.steps)
+    longest = max(r.prompt + r.output for r in fleet.requests) // BLOCK_TOKENS + 2
+    return max(int(peak * scenario.kv_peak_ratio), longest)
 
 
 def named(name: str) -> Scenario:

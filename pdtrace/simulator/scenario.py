@@ -29,6 +29,7 @@ class Scenario:
     prefill_batch_tokens: int = 4096  # budget of a step that only computes prompts
     max_running: int = 256
     kv_blocks: int = 3500  # of each worker
+    kv_peak_ratio: float = 0.0  # else: memory is this share of the most that the run would use
     preemption: str = "recompute"  # or swap: no prompt tokens are computed again
     router: str = "round_robin"  # round_robin, least_loaded or prefix_affinity
     cache_tokens: int = 0  # prefix cache of each worker; 0 is none

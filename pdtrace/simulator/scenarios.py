@@ -13,7 +13,7 @@ _DIRTY: dict[str, Any] = {
     "pauses": "independent",
     "coalesced_ratio": 0.4,
     "jitter_ms": 1.5,
-    "kv_blocks": 1500,  # up to a tenth of the prompt tokens are computed again
+    "kv_peak_ratio": 0.85,
 }
 # Most of each prompt is cached: little is computed.
 _WEAK: dict[str, Any] = {

@@ -70,6 +70,25 @@ def test_mixed_steps_take_their_excess_from_each_decode() -> None:
     assert losses["lost_s"].sum() == pytest.approx(row["lost_s"])
 
 
+def test_a_preempted_request_that_is_computed_again_as_generation_is_a_prefill() -> None:
+    rows = []
+    for seq in range(1000):
+        again = seq % 50 == 49  # four decode, a fifth has 100 tokens computed again: +10 ms
+        ms = (19.0 if again else 9.0) + 0.001 * (seq % 7)
+        rows.append(step(seq, ms, 5 if again else 4, decode_tokens=104 if again else 4))
+    result, losses = interference(steps(rows), "w", "d", "aggregated")
+    row = result.row(0, named=True)
+    assert row["lost_s"] == pytest.approx(20 * 4 * 0.010, rel=0.01)
+    assert losses["residents"].unique().to_list() == [4]
+    assert losses.select("prefill_requests", "prefill_tokens").unique().rows() == [(1, 100)]
+    assert "20 steps that computed preempted requests again count as prefill" in row["note"]
+
+
+def test_several_tokens_a_request_are_speculation_where_they_are_common() -> None:
+    rows = [step(seq, 9.0, 4, decode_tokens=4 + 3 * (seq % 2)) for seq in range(1000)]
+    assert only(rows)["affected_steps"] == 0
+
+
 def test_a_host_pause_inside_a_prefill_step_is_not_its_cost() -> None:
     row = only(run(pause_at=499))
     assert row["lost_s"] == pytest.approx(4.0, rel=0.05)

@@ -4,7 +4,9 @@ What is estimated: over the steps in which prompt tokens were computed, (actual 
 that the same step would have had with the same decode batch and no prompt tokens), times the
 requests that were decoding. Not estimated: what a request would gain under another scheduler.
 
-A step without decodes but with prompt tokens holds up the requests that have begun to decode; they
+vLLM counts a preempted request that is computed again as generation: more tokens decoded than
+requests in it, where every request makes one, are prompt tokens. A step without decodes but with
+prompt tokens holds up the requests that have begun to decode; they
 are counted only as far as they are certain (see `_residents`): a lower bound. A step that only
 takes over pulled KV on a decode worker is not a prefill. A host pause inside a prefill step is not
 its cost: excess is cut at a robust fit of prefill cost. Sampled steps give no sums.
@@ -55,6 +57,7 @@ MIN_DECODE_ONLY = 30  # fewer decode-only steps give no baseline
 MIN_AFFECTED = 5  # fewer steps with victims are an anecdote
 MIN_SHARE = 0.01  # lower bound of lost / decode seconds from which a worker is flagged
 PAUSE_NS = 20e6  # what a prefill step may exceed its fitted cost by; the rest is called a pause
+RECOMPUTED_STEPS = 0.1  # share of steps up to which several tokens a request mean recomputation
 FIT_ROWS = 50_000  # rows that a fit looks at
 # Error of the interval as parts of the exposed baseline and of the loss, calibrated on simulations.
 BASE_ERROR, MODEL_ERROR = 0.015, 0.02
@@ -93,6 +96,7 @@ class Steps:
     mixed: Bools
     prefill_only: Bools
     pulled: Bools
+    again: Bools  # a preempted request was computed again
 
 
 def interference(
@@ -153,7 +157,20 @@ def _rank(frame: pl.DataFrame, consumer: bool) -> tuple[dict[str, Any], pl.DataF
             "prefill_tokens": known["prefill_tokens"],
             "lost_s": lost,
         }
-    ).filter(pl.Series(affected))
+    )
+    if steps.again.any():
+        again = pl.lit(pl.Series(steps.again))
+        lost_table = lost_table.with_columns(
+            pl.when(again)
+            .then(pl.lit(pl.Series(values)).cast(pl.Int64))
+            .otherwise(name)
+            .alias(name)
+            for name, values in (
+                ("prefill_requests", np.where(steps.again, steps.prefills, 0.0)),
+                ("prefill_tokens", np.where(steps.again, steps.tokens, 0.0)),
+            )
+        )
+    lost_table = lost_table.filter(pl.Series(affected))
     result |= _baseline_columns(steps, fit)
     result |= _totals(steps, residents, affected, lost, baseline, fit)
     result["capped_s"] = None if cut is None else float((cut * residents)[affected].sum() / 1e9)
@@ -166,6 +183,11 @@ def _classify(frame: pl.DataFrame, consumer: bool) -> Steps:
     elapsed = _floats(frame, "elapsed_ns")
     decodes = _floats(frame, "decode_requests", 0.0)
     tokens, requests = _floats(frame, "prefill_tokens"), _floats(frame, "prefill_requests")
+    again = _computed_again(frame, decodes)
+    if again.any():
+        tokens = np.where(again > 0, np.nan_to_num(tokens) + again, tokens)
+        requests = np.where(again > 0, np.nan_to_num(requests) + 1, requests)
+        decodes = decodes - (again > 0)
     prefill = (np.nan_to_num(tokens) > 0) | (np.nan_to_num(requests) > 0)
     # One prompt token for each request is the first step after a pull: the last token is computed
     # again to get logits. Only on KV consumers; elsewhere it is a prompt found whole in the cache.
@@ -181,8 +203,21 @@ def _classify(frame: pl.DataFrame, consumer: bool) -> Steps:
         prefills=np.where(prefill, np.where(np.isnan(requests), 1.0, requests), 0.0),
         tokens=np.where(prefill, tokens, 0.0),
         decode_only=(decodes > 0) & ~prefill & (elapsed > 0), mixed=(decodes > 0) & prefill,
-        prefill_only=(decodes == 0) & prefill, pulled=pulled,
+        prefill_only=(decodes == 0) & prefill, pulled=pulled, again=again > 0,
     )  # fmt: skip
+
+
+def _computed_again(frame: pl.DataFrame, decodes: Floats) -> Floats:
+    """Tokens of preempted requests that were computed again as "generation", by step.
+
+    With one token per request in nearly all steps nobody guesses tokens ahead (speculative
+    decoding), so what a step has beyond one per request belongs to a request computed again: one at
+    least, which is the number that is taken.
+    """
+    extra = np.nan_to_num(_floats(frame, "decode_tokens") - decodes)
+    several = (extra > 0) & (decodes > 0)
+    rare = 0 < several.sum() <= RECOMPUTED_STEPS * max(1, (decodes > 0).sum())
+    return np.where(several, extra + 1, 0.0) if rare else np.zeros(len(extra))
 
 
 def _describe(frame: pl.DataFrame, steps: Steps) -> dict[str, Any]:
@@ -353,6 +388,10 @@ def _note(steps: Steps, uncapped: bool, certain: bool) -> str | None:
         )
     if uncapped and (steps.mixed | steps.prefill_only).any():
         notes.append("too few prefill steps to tell a host pause inside one from its cost")
+    if steps.again.any():
+        notes.append(
+            f"{int(steps.again.sum())} steps that computed preempted requests again count as prefill"
+        )
     if steps.pulled.any():
         notes.append("steps that only took over pulled KV are not counted as prefill")
     return "; ".join(notes) or None

@@ -34,6 +34,7 @@ class Span:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     events: Sequence[tuple[str, int]] = ()
     error: bool = False
+    flags: int | None = None  # of the trace context; None: not said to be sampled
 
 
 class Ids:
@@ -106,8 +107,9 @@ def _span(span: Span) -> dict[str, Any]:
         shown["attributes"] = pairs(span.attributes)
     if span.events:
         shown["events"] = [{"timeUnixNano": str(at), "name": name} for name, at in span.events]
-    remote = span.kind == SERVER and span.parent
-    return shown | {"status": {"code": 2} if span.error else {}, "flags": 768 if remote else 256}
+    remote = 768 if span.kind == SERVER and span.parent else 256  # whether the parent is elsewhere
+    flags = remote if span.flags is None else span.flags
+    return shown | {"status": {"code": 2} if span.error else {}, "flags": flags}
 
 
 def pairs(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -246,7 +246,7 @@ def _write_bench(run: Run, path: Path, ids: Ids, seen: dict[str, Stream]) -> Non
         "date": f"{end:%Y%m%d-%H%M%S}",
         "endpoint_type": "openai", "backend": "openai", "label": run.scenario.name,
         "model_id": "opt-13b", "tokenizer_id": "opt-13b", "num_prompts": len(rows),
-        "request_rate": "inf", "burstiness": 1.0, "max_concurrency": None, "duration": duration,
+        "request_rate": len(rows) / run.duration_s, "burstiness": 1.0, "max_concurrency": None, "duration": duration,
         "completed": sum(good), "failed": len(good) - sum(good),
         "total_input_tokens": sum(inputs), "total_output_tokens": sum(lengths),
         "request_throughput": sum(good) / duration, "request_goodput": None,
@@ -255,12 +255,29 @@ def _write_bench(run: Run, path: Path, ids: Ids, seen: dict[str, Stream]) -> Non
         "input_lens": inputs, "output_lens": lengths, "ttfts": ttfts, "itls": itls,
         "latencies": latency, "start_times": starts, "queue_times": [1e-4] * len(rows),
         "generated_texts": [""] * len(rows),
+        "max_output_tokens_per_s": _busiest_second(chunks),
+        "max_concurrent_requests": _most_at_once(starts, chunks), "rtfx": 0.0,
         "errors": ["" if ok else "unfinished" for ok in good],
     }  # fmt: skip
     flat = [gap for gaps in itls for gap in gaps]
     for metric, values in (("ttft", ttfts), ("tpot", tpots), ("itl", flat), ("e2el", latency)):
         result |= _statistics(metric, np.array(values) * 1e3)
     path.write_text(json.dumps(result), "utf-8")
+
+
+def _busiest_second(chunks: list[list[float]]) -> float:
+    seconds = np.array([at for chunk in chunks for at in chunk], np.float64).astype(np.int64)
+    return float(np.unique(seconds, return_counts=True)[1].max()) if len(seconds) else 0.0
+
+
+def _most_at_once(starts: list[float], chunks: list[list[float]]) -> int:
+    moves = sorted(
+        move
+        for start, chunk in zip(starts, chunks, strict=True)
+        if chunk
+        for move in ((start, 1), (chunk[-1], -1))
+    )
+    return int(np.cumsum([change for _, change in moves]).max()) if moves else 0
 
 
 def _statistics(metric: str, ms: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:

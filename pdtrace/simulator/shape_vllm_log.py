@@ -216,6 +216,9 @@ def _stats(log: _Log, run: Run, steps: pl.DataFrame) -> None:
         .agg(pl.col("prompt_tokens", "cached_tokens").sum())
         .iter_rows()
     }
+    role = _role(run, log.worker)
+    external = {"decode": 100.0, "prefill": 0.0}.get(role)
+    other = "" if external is None else f", External prefix cache hit rate: {external:.1f}%"
     for slot, prompt, made, running, waiting, usage in slots.iter_rows():
         new = hits.get(slot, (0, 0))
         asked, found = asked + new[0], found + new[1]
@@ -225,5 +228,5 @@ def _stats(log: _Log, run: Run, steps: pl.DataFrame) -> None:
             f"Engine 000: Avg prompt throughput: {prompt / 10:.1f} tokens/s, Avg generation"
             f" throughput: {made / 10:.1f} tokens/s, Running: {running} reqs, Waiting: {waiting}"
             f" reqs, GPU KV cache usage: {usage * 100:.1f}%, Prefix cache hit rate:"
-            f" {100 * found / asked if asked else 0:.1f}%",
+            f" {100 * found / asked if asked else 0:.1f}%{other}",
         )

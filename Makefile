@@ -18,7 +18,7 @@ help:
 	@echo "make test-slow       accuracy of the interference detectors against their goals (20 minutes at most)"
 	@echo "make lint    ruff, mypy, import contracts"
 	@echo "make format  let ruff format and fix"
-	@echo "make docs    draw docs/pictures anew"
+	@echo "make docs    make docs/pictures and the generated pages anew"
 	@echo "make bench   speed and size against peers (minutes)"
 	@echo "make bench-accuracy  the same table without judging"
 	@echo "make wheel   build dist/*.whl"
@@ -58,6 +58,7 @@ demo-live: $(STAMP)
 	@$(BIN)/pdtrace diagnose build/demo-live
 
 docs: $(STAMP)
+	$(BIN)/python docs/make_pages.py
 	$(BIN)/python docs/make_pictures.py
 
 bench: $(STAMP)

@@ -1,4 +1,4 @@
-"""pdtrace's own spans (scope `pdtrace`): requests, phases, token times, transfers, choices.
+"""pdtrace's own spans (scope `pdtrace`): requests, phases, token times, transfers, choices, engine steps.
 
 Source: pdtrace/semconv.py. Clock: wall of the process that emits them, nanoseconds.
 """
@@ -11,9 +11,11 @@ from pdtrace import model
 from pdtrace import semconv as s
 from pdtrace.model import Claims, Sink
 
+from ._pdtrace_steps import ATTRIBUTES, members, steps
 from ._spans_only import read, sniff
 
 __all__ = ["CLAIMS", "TITLE", "interpret", "read", "sniff"]
+
 TITLE = "pdtrace instrumentation (spans)"
 
 _TEXTS = (
@@ -53,10 +55,11 @@ _COUNTS = (
 
 CLAIMS = Claims(
     scopes=(s.SCOPE,),
-    names=(s.SPAN_REQUEST, s.SPAN_DISPATCH, *s.PHASE_SPANS),
+    names=(s.SPAN_REQUEST, s.SPAN_DISPATCH, s.SPAN_STEPS, *s.PHASE_SPANS),
     attributes={
         **dict.fromkeys(_TEXTS, str),
         **dict.fromkeys(_COUNTS, int),
+        **ATTRIBUTES,
         s.REQUEST_STREAM: bool,
         s.ABORTED: bool,
         s.ROUTER_COST: float,
@@ -90,6 +93,8 @@ def interpret(spans: pl.DataFrame, facts: pl.DataFrame, out: Sink) -> None:
         ("streams", _streams(requests)),
         ("transfers", _transfers(phases)),
         ("decisions", _decisions(phases)),
+        ("steps", steps(mine)),
+        ("step_members", members(mine)),
     ):
         if frame.height:
             out.add(table, frame)

@@ -20,6 +20,7 @@ SPAN_PREFILL = "pdtrace.prefill"
 SPAN_KV_TRANSFER = "pdtrace.kv_transfer"
 SPAN_DECODE = "pdtrace.decode"
 SPAN_PHASE = "pdtrace.phase"  # any other; its pdtrace.phase.detail says which
+SPAN_STEPS = "pdtrace.steps"  # a run of engine steps, one after another; what they held, in arrays
 
 # Phase detail (model.PHASE_DETAILS) of a phase span that does not name its own.
 PHASE_SPANS = {
@@ -82,3 +83,25 @@ ROUTER_WORKER = "pdtrace.router.worker"  # the worker chosen
 ROUTER_OVERLAP_TOKENS = "pdtrace.router.overlap_tokens"  # prompt tokens believed cached there
 ROUTER_COST = "pdtrace.router.cost"
 ROUTER_CANDIDATES = "pdtrace.router.candidates"
+
+# ---- on pdtrace.steps: int arrays with one number a step, -1 for unknown; absent where nothing is known
+STEP_FIRST_SEQ = (
+    "pdtrace.step.first_seq"  # number of the first step, as the engine counts; the others follow
+)
+STEP_RANK = "pdtrace.step.rank"  # data parallel rank or engine index
+STEP_OFFSETS_NS = "pdtrace.step.offsets_ns"  # start of each step after the start of the span
+STEP_ELAPSED_NS = "pdtrace.step.elapsed_ns"
+STEP_COUNTS = {  # column of the table steps -> attribute
+    name: f"pdtrace.step.{name}"
+    for name in (
+        "prefill_requests", "prefill_tokens", "prefill_kv_tokens",
+        "decode_requests", "decode_tokens", "decode_kv_tokens", "running", "waiting",
+    )
+}  # fmt: skip
+STEP_KV_USAGE = "pdtrace.step.kv_usage_ratio"  # double array, 0 to 1
+# Who was in a step: arrays with one entry a member.
+STEP_MEMBER_IDS = "pdtrace.step.member.ids"  # string array: request ids, each once
+STEP_MEMBERS = {  # what an entry says -> attribute
+    name: f"pdtrace.step.member.{name}"
+    for name in ("step", "request", "prefill_tokens", "decode_tokens", "context_tokens")
+}

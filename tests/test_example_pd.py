@@ -67,6 +67,14 @@ def test_long_prompts_are_the_culprits_of_the_stalls_on_the_aggregated_worker(tr
     finding: Any = next(f for f in deployment["findings"] if f["id"] == "prefill_interference")
     names = dict(trace.sql("SELECT worker, role FROM workers").rows())
     assert [names[worker] for worker in finding["workers"]] == ["aggregated"]
-    assert finding["level"] == "B"
+    assert finding["level"] == "A"
     asked = dict(trace.sql("SELECT request, prompt_tokens FROM requests").rows())
     assert asked[finding["culprits"][0]["request"]] == 4000
+
+
+def test_the_engine_loops_steps_are_there(trace: Trace) -> None:
+    rows = dict(trace.sql("SELECT role, count(*) FROM steps JOIN workers USING (worker) GROUP BY role").rows())  # fmt: skip
+    assert set(rows) == {"prefill", "decode", "aggregated"}
+    assert trace.sql("SELECT count(*) FROM steps WHERE start_ns IS NULL").item() == 0
+    joined = trace.sql("SELECT count(*) FROM step_members m JOIN legs l ON l.request_id = m.request_id AND l.worker = m.worker").item()  # fmt: skip
+    assert joined == trace.sql("SELECT count(*) FROM step_members").item() > 0

@@ -36,6 +36,7 @@ class Work:
 
     prompt_tokens: int
     output_tokens: int
+    key: str
     request: pdt.Request  # pdtrace
     has_kv: bool = False
     admitted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -51,16 +52,29 @@ class Engine:
         self.kv: dict[str, int] = {}
 
     async def loop(self) -> None:
+        steps = pdt.steps()  # pdtrace
         while True:
             if self.waiting:
                 work = self.waiting.popleft()
                 work.admitted.set()
                 if not work.has_kv:
-                    with work.request.phase("prefill"):  # pdtrace
-                        await asyncio.sleep(work.prompt_tokens * PREFILL_S_PER_TOKEN)
+                    with work.request.phase("prefill"), steps.step() as step:  # pdtrace
+                        tokens = work.prompt_tokens
+                        step.set(
+                            prefill_requests=1, prefill_tokens=tokens, decode_requests=0
+                        )  # pdtrace
+                        step.set(running=len(self.running) + 1)  # pdtrace
+                        step.member(work.key, prefill_tokens=tokens)  # pdtrace
+                        await asyncio.sleep(tokens * PREFILL_S_PER_TOKEN)
                 self.running.append(work)
+            elif self.running:
+                with steps.step() as step:  # pdtrace
+                    count = len(self.running)
+                    step.set(decode_requests=count, prefill_tokens=0, running=count)  # pdtrace
+                    await asyncio.sleep(DECODE_STEP_S)
             else:
-                await asyncio.sleep(DECODE_STEP_S if self.running else 0.001)
+                steps.flush()  # pdtrace
+                await asyncio.sleep(0.001)
             for work in list(self.running):
                 work.output_tokens -= 1
                 if work.output_tokens <= 0:
@@ -90,8 +104,8 @@ def application(role: str) -> Starlette:
         body = await http.json()
         request = pdt.request(http.headers, role=role, model="example")  # pdtrace
         request.set(prompt_tokens=len(body["prompt"]))  # pdtrace
-        work = Work(len(body["prompt"]), body["max_tokens"], request)
         key = http.headers["x-request-id"]
+        work = Work(len(body["prompt"]), body["max_tokens"], key, request)
 
         async def answer() -> AsyncIterator[bytes]:
             with request:  # pdtrace

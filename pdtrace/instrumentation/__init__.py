@@ -13,12 +13,14 @@ from pdtrace.instrumentation.api import (
     instrumented,
     phase,
     request,
+    steps,
     token,
     uninstrument,
 )
+from pdtrace.instrumentation.engine_steps import Step, Steps
 from pdtrace.instrumentation.requests import Hop, Phase, Request, Stream, current
 
 __all__ = [
-    "Hop", "Phase", "Request", "Stream", "current", "dropped_requests", "flush", "instrument",
-    "instrumented", "phase", "request", "token", "uninstrument",
+    "Hop", "Phase", "Request", "Step", "Steps", "Stream", "current", "dropped_requests", "flush", "instrument",
+    "instrumented", "phase", "request", "steps", "token", "uninstrument",
 ]  # fmt: skip

@@ -29,6 +29,7 @@ from typing import Any
 from pdtrace import __version__
 from pdtrace import semconv as s
 from pdtrace.instrumentation import _context
+from pdtrace.instrumentation.engine_steps import Steps
 from pdtrace.instrumentation.recorder import Exporter, Off, Opener, Recorder, Sampling
 from pdtrace.instrumentation.requests import AnyPhase, Request, current
 
@@ -199,6 +200,26 @@ def request(
 def phase(name: str, **attributes: Any) -> AnyPhase:
     """A phase of the current request: `with phase("prefill"):`, or `@phase("prefill")` on a function."""
     return AnyPhase(name, attributes)
+
+
+def steps(rank: str | None = None) -> Steps:
+    """The steps of an engine's batching loop; `rank` where one process has several."""
+    return Steps(_Current(), rank)
+
+
+class _Current:
+    """The recorder of the moment: an engine's loop may begin before `instrument()` is called."""
+
+    opener: Opener | None = None
+
+    @property
+    def enabled(self) -> bool:
+        return _recorder is not None
+
+    def put(self, run: Request) -> None:
+        recorder = _recorder
+        if recorder is not None:
+            recorder.put(run)
 
 
 def token(count: int = 1) -> None:

@@ -78,7 +78,11 @@ _NEAREST = {
 
 
 def spans(request: Request) -> list[Span]:
-    """All spans of one finished request."""
+    """All spans of one finished request, or the one of a run of engine steps."""
+    if request.name != s.SPAN_REQUEST:
+        pairs = _named(request.attributes)
+        what = (_INTERNAL, request.start_ns, request.end_ns)
+        return [_span(request, request.name, request.span_id, None, what, pairs)]
     made = [_request_span(request, index) for index in range(len(request.streams))]
     made += [_phase_span(request, phase) for phase in tuple(request.phases)]
     return made

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pdtrace.instrumentation.requests import Hop, Request
+from pdtrace.semconv import SPAN_REQUEST
 
 _log = logging.getLogger("pdtrace.instrumentation")
 QUEUE_REQUESTS = 8192  # finished requests that wait for the thread; more are dropped
@@ -52,6 +53,21 @@ class Opener(Protocol):
         """Make the span before it the current one again."""
 
 
+class Destination(Protocol):
+    """Takes what is finished."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether it keeps anything."""
+
+    @property
+    def opener(self) -> Opener | None:
+        """Who numbers the spans; None: we do."""
+
+    def put(self, request: Request) -> None:
+        """Take it, without blocking."""
+
+
 @dataclass(frozen=True)
 class Sampling:
     """Which finished requests are kept: by ratio of trace ids, and all slow and failed ones.
@@ -64,7 +80,9 @@ class Sampling:
     slow_ms: float | None = None
 
     def keeps(self, request: Request) -> bool:
-        """Whether this request is written."""
+        """Whether this request is written; runs of engine steps always are: a part of them says nothing."""
+        if request.name != SPAN_REQUEST:
+            return True
         if self.ratio >= 1 and (request.parent is None or request.parent.sampled):
             return True
         if request.error is not None or request.attributes.get("aborted"):

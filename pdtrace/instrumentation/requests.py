@@ -19,9 +19,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pdtrace.instrumentation._context import TRACEPARENT, Parent, new_span_id, new_trace_id, parse
+from pdtrace.semconv import SPAN_REQUEST
 
 if TYPE_CHECKING:
-    from pdtrace.instrumentation.recorder import Off, Recorder
+    from pdtrace.instrumentation.recorder import Destination
 
 F = TypeVar("F", bound=Callable[..., Any])
 Attributes = dict[str, Any]
@@ -135,6 +136,7 @@ class Request:
         "error",
         "later",
         "links",
+        "name",
         "parent",
         "phases",
         "recorder",
@@ -150,9 +152,14 @@ class Request:
     )
 
     def __init__(
-        self, recorder: Recorder | Off, parent: Parent | None, attributes: Attributes
+        self,
+        recorder: Destination,
+        parent: Parent | None,
+        attributes: Attributes,
+        name: str = SPAN_REQUEST,
     ) -> None:
         self.wall_ns, self.start_ns = time_ns(), perf_counter_ns()
+        self.name = name
         self.recorder = recorder
         self.parent = parent
         self.span: Any = None  # the SDK's, where the application has a TracerProvider

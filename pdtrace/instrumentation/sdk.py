@@ -53,9 +53,8 @@ class Bridge:
         """Start the request's span: below its parent, or below the application's current span."""
         parent = request.parent
         context = None if parent is None else _around(parent)
-        span = self._tracer.start_span(
-            SPAN_REQUEST, context, kind=SpanKind.SERVER, start_time=request.wall_ns
-        )
+        kind = SpanKind.SERVER if request.name == SPAN_REQUEST else SpanKind.INTERNAL
+        span = self._tracer.start_span(request.name, context, kind=kind, start_time=request.wall_ns)
         request.span = span
         request.trace_id, request.span_id, request.sampled = _ids(span)
 

@@ -11,13 +11,15 @@ from pdtrace import numbers
 from pdtrace._compare_model import METRICS, Condition, Status, condition
 from pdtrace._compare_side import Side
 from pdtrace.coverage import ENOUGH
-from pdtrace.model import Slo
+from pdtrace.model import SloClass, SloPolicy
 
 
-def conditions(a: Side, b: Side, slo: Slo, stated: Iterable[str] = ()) -> list[Condition]:
+def conditions(
+    a: Side, b: Side, policy: SloPolicy | None, stated: Iterable[str] = ()
+) -> list[Condition]:
     """Every condition, in the order in which people ask for them."""
     found = [
-        _slo(a, b, slo), _goodput(slo), _kv_cost(a, b), _observer(a, b), _streaming(a, b),
+        _slo(a, b, policy), _goodput(policy), _kv_cost(a, b), _observer(a, b), _streaming(a, b),
         *workload.conditions(a, b),
         _layout(a, b), _accelerators(a, b),
         _setting("model", "model", [_models(a), _models(b)]),
@@ -52,15 +54,23 @@ def _vouched(one: Condition, vouched: set[str]) -> Condition:
     return one
 
 
-def _slo(a: Side, b: Side, slo: Slo) -> Condition:
-    limits = ", ".join(
-        f"{key.removesuffix('_ms').upper()} ≤ {numbers.duration(value)}"
-        for key, value in vars(slo).items()
-        if value is not None and key.endswith("_ms")
+def _slo(a: Side, b: Side, policy: SloPolicy | None) -> Condition:
+    limits = (
+        "; ".join(_class_text(c, alone=len(policy.classes) == 1) for c in policy.classes)
+        if policy
+        else ""
     )
     note = "given for both" if limits else "none given; --slo judges both by one"
     values = [limits or _recorded_slo(side) for side in (a, b)]
     return condition("slo", "SLO", "measure", values, note=note, blocks=("goodput",))
+
+
+def _class_text(one: SloClass, *, alone: bool) -> str:
+    limits = ", ".join(
+        f"{key.removesuffix('_ms').upper()} ≤ {numbers.duration(value)}"
+        for key, value in one.limits.limits().items()
+    )
+    return limits if alone else f"{one.name}: {limits}"
 
 
 def _recorded_slo(side: Side) -> str | None:
@@ -73,8 +83,8 @@ def _recorded_slo(side: Side) -> str | None:
     return ", ".join(said) or None
 
 
-def _goodput(slo: Slo) -> Condition:
-    given = any(value is not None for value in vars(slo).values())
+def _goodput(policy: SloPolicy | None) -> Condition:
+    given = policy is not None
     text = "requests that met all limits / all arrivals, failed ones among them (G2); per second of the window (G1)"
     return condition(
         "goodput", "goodput and its denominator", "measure", [text if given else None] * 2,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,10 +12,7 @@ from pdtrace._compare_side import Side
 from pdtrace.methods import two_samples
 from pdtrace.methods.statistics import Bools, Floats
 from pdtrace.methods.two_samples import Difference, Sample
-from pdtrace.model import PHASE_DETAILS, Finding, Slo
-
-if TYPE_CHECKING:
-    import polars as pl
+from pdtrace.model import PHASE_DETAILS, Finding, SloPolicy
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 # Figures that decide who is better; with failures and goodput they are one family of joint intervals.
@@ -23,11 +20,11 @@ JUDGED = ("mean", "p50", "p90")
 FAMILY = len(LATENCIES) * len(JUDGED) + 1
 
 
-def deltas(a: Side, b: Side, slo: Slo) -> list[Delta]:
+def deltas(a: Side, b: Side, policy: SloPolicy | None) -> list[Delta]:
     """Every figure of both sides."""
     return [
         *_latency(a, b),
-        *_goodput(a, b, slo),
+        *_goodput(a, b, policy),
         *_failures(a, b),
         *_throughput(a, b),
         *_phases(a, b),
@@ -64,30 +61,19 @@ def _emissions(a: Side, b: Side) -> str:
     return ""
 
 
-def good(requests: pl.DataFrame, slo: Slo) -> Bools:
-    """Which requests met every limit; an answer of one token has no TPOT and meets any limit of it (as in G1 and G2)."""
-    met = requests["counted"].to_numpy().copy()
-    single = (requests["output_tokens"].fill_null(-1) == 1).to_numpy()
-    for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
-        limit = getattr(slo, name)
-        if limit is None:
-            continue
-        values = requests[name].cast(float).to_numpy()
-        within = np.isfinite(values) & (np.nan_to_num(values, nan=np.inf) <= limit)
-        met = met & (within | (~np.isfinite(values) & single if name == "tpot_ms" else False))
-    found: Bools = met
-    return found
-
-
-def _goodput(a: Side, b: Side, slo: Slo) -> list[Delta]:
-    if all(getattr(slo, key) is None for key in ("ttft_ms", "tpot_ms", "e2e_ms")):
+def _goodput(a: Side, b: Side, policy: SloPolicy | None) -> list[Delta]:
+    if policy is None:
         return []
-    met = [good(s.requests, slo) for s in (a, b)]
+    met = [s.requests["good"].fill_null(value=False).to_numpy() for s in (a, b)]
+    unknown = sum(s.requests["good"].null_count() for s in (a, b))
+    left = (
+        f"; {unknown:,} requests of unknown outcome or latency count as missed" if unknown else ""
+    )
     level = _level(a, b, "ttft_ms")
     share = _share(met[0], met[1])
     counted = [m[s.requests["counted"].to_numpy()] for m, s in zip(met, (a, b), strict=True)]
     return [
-        Delta("goodput", "attainment", "share", "1", share, level, False, True, "of all arrivals (G2)"),
+        Delta("goodput", "attainment", "share", "1", share, level, False, True, f"of all arrivals (G2){left}"),
         Delta("goodput", "attainment_of_completed", "share", "1", _share(*counted), level, False, False,
               "of completed requests (G2)"),
         Delta("goodput", "goodput", "rate", "requests/s", _rate(a, b, [m.astype(float) for m in met]), level, None,

@@ -22,9 +22,10 @@ _REQUESTS = """
 SELECT
   v.request, v.counted, v.start_ns, v.end_ns, v.first_token_ns, v.ttft_ms, v.tpot_ms, v.e2e_ms, v.prompt_tokens,
   v.cached_tokens, v.output_tokens, v.outcome, v.mode, r.model, r.first_token_origin,
-  r.prefill_worker, r.decode_worker
+  r.prefill_worker, r.decode_worker, g.good
 FROM request_values AS v
 JOIN requests AS r ON r.request = v.request
+LEFT JOIN slo_requests AS g ON g.request = v.request
 WHERE v.deployment = $deployment
 ORDER BY v.start_ns NULLS LAST, v.request
 """

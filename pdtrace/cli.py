@@ -69,6 +69,7 @@ _COMMANDS = (
     _commands_diagnosis.explain,
     _commands_analysis.slow,
     _commands_runs.compare,
+    _commands_runs.whatif,
     _commands_diagnosis.coverage,
     _commands_data.query,
     _commands_data.ingest,

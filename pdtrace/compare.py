@@ -13,7 +13,8 @@ from pdtrace._compare_side import Side, sides
 from pdtrace.blocks import Block
 from pdtrace.diagnose import diagnose
 from pdtrace.errors import BadOption
-from pdtrace.model import Slo
+from pdtrace.goodput import as_policy
+from pdtrace.model import Slo, SloPolicy
 from pdtrace.store import Store
 
 VOUCHED = "unknown"  # --same unknown: whatever the data do not say
@@ -23,7 +24,7 @@ def compare(
     a: Store,
     b: Store,
     paths: tuple[str, str],
-    slo: Slo | None = None,
+    slo: Slo | SloPolicy | None = None,
     same: Sequence[str] = (),
     deployments: Sequence[str] = (),
 ) -> Comparison:
@@ -32,9 +33,10 @@ def compare(
     `same`: ids of conditions that the user vouches for where the data do not say. `deployments`: names of
     those to compare, as NAME or NAME=NAME (side A, side B).
     """
-    slo = slo or Slo()
+    policy = as_policy(slo)
     found = [
-        sides(store, diagnose(store, slo), path) for store, path in zip((a, b), paths, strict=True)
+        sides(store, diagnose(store, policy), path)
+        for store, path in zip((a, b), paths, strict=True)
     ]
     for side, path in zip(found, paths, strict=True):
         if not side:
@@ -43,7 +45,7 @@ def compare(
                 "give dumps with requests in them; `pdtrace coverage` says what a dump has",
             )
     matched, left = _matched(found[0], found[1], deployments)
-    pairs = tuple(compared_sides(x, y, how, slo, same) for x, y, how in matched)
+    pairs = tuple(compared_sides(x, y, how, policy, same) for x, y, how in matched)
     unknown = set(same) - {VOUCHED} - {c.id for pair in pairs for c in pair.conditions}
     if unknown:
         raise BadOption(
@@ -113,12 +115,15 @@ def _names(side: list[Side]) -> str:
 
 
 def compared_sides(
-    a: Side, b: Side, how: str = "as asked", slo: Slo | None = None, same: Sequence[str] = ()
+    a: Side,
+    b: Side,
+    how: str = "as asked",
+    policy: SloPolicy | None = None,
+    same: Sequence[str] = (),
 ) -> Pair:
     """One deployment against another."""
-    slo = slo or Slo()
-    known = conditions(a, b, slo, same)
-    figures = deltas(a, b, slo)
+    known = conditions(a, b, policy, same)
+    figures = deltas(a, b, policy)
     twin = same_data(a, b)
     changed, settled = changed_settings(known)
     one = False if len(changed) > 1 else (len(changed) == 1 if settled or twin else None)

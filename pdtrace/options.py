@@ -93,6 +93,24 @@ def with_limit(slo: Slo, metric: str, quantile: float | None, limit_ms: float, w
     return slo if quantile is None else replace(slo, itl_quantile=quantile)
 
 
+def parse_ratio(text: str) -> tuple[int, int]:
+    """Prefill and decode workers such as 1:3."""
+    match = re.fullmatch(r"\s*([1-9]\d{0,3})\s*[:/]\s*([1-9]\d{0,3})\s*", text)
+    if match is None:
+        raise BadOption(f"--pd: {text!r} is no ratio", "write prefill and decode workers like 1:3")
+    return int(match[1]), int(match[2])
+
+
+def parse_range(text: str) -> tuple[float, float]:
+    """A positive number such as 100, or a range such as 50-200."""
+    parts = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(?:-\s*([0-9]*\.?[0-9]+)\s*)?", text)
+    low = float(parts[1]) if parts else 0.0
+    high = float(parts[2]) if parts and parts[2] else low
+    if not 0 < low <= high:
+        raise BadOption(f"{text!r} is no range", "write it like 100 or 50-200")
+    return low, high
+
+
 def parse_check(text: str) -> Check:
     """A condition such as ttft_p95<500ms, failed<1% or attainment>=95%."""
     match = _CHECK.match(text.lower())

@@ -87,7 +87,6 @@ def test_two_workers_split_are_predicted(dump: tuple[Any, Path]) -> None:
     [
         ({"kv_tokens": None}, "--kv-tokens"),
         ({"bandwidth_gbps": None}, "--bandwidth-gbps"),
-        ({"kv_bytes_per_token": None}, "--kv-bytes-per-token"),
         (dict.fromkeys(("pd", "bandwidth_gbps", "latency_ms", "transfer", "chunk_tokens")), "--pd"),
     ],
 )  # fmt: skip
@@ -100,6 +99,18 @@ def test_what_is_neither_known_nor_given_refuses(
     assert found.verdict.startswith("These data cannot say: ")
     assert found.answers == ()
     assert found.self_check  # the self-check is told all the same
+
+
+def test_the_model_tells_the_kv_bytes_of_a_token_or_the_user_does(exclusive: Any) -> None:
+    """The simulator's model is OPT-13B, whose shape is published: 2 x 40 layers x 40 heads x 128 x 2 bytes."""
+    asked = replace(FULL, kv_bytes_per_token=None)
+    known, given = whatif(exclusive, "x", asked), whatif(exclusive, "x", FULL)
+    assert known.refusal is None
+    assert known.answers == given.answers
+    exclusive.execute("UPDATE kv_sizes SET bytes_per_token = NULL")
+    found = valid(whatif(exclusive, "x", asked))
+    assert found.refusal is not None
+    assert "--kv-bytes-per-token" in found.refusal
 
 
 def test_a_replay_that_misses_what_was_recorded_refuses(exclusive: Any) -> None:

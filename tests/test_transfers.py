@@ -458,3 +458,15 @@ def test_cover_is_that_of_the_union() -> None:
         0,
         0,
     ]
+
+
+def test_failures_count_where_only_the_request_is_known(con: Store) -> None:
+    split(con, 3)
+    con.append("transfers", [
+        move(0, 0, 10), move(1, 0, 20, outcome="failed"), move(2, 0, 10, outcome="expired", direction="load"),
+    ])  # fmt: skip
+    (row,) = con.query("transfer_failures").to_dicts()
+    assert (row["transfers"], row["failed"], row["expired"], row["requests"]) == (3, 1, 1, 2)
+    assert row["workers"] == ["q"]  # of a load nobody says where to
+    assert [c["request"] for c in row["culprits"]] == ["r1", "r2"]
+    assert row["cost_s"] == pytest.approx(0.03)

@@ -101,9 +101,7 @@ def _transfer_requests(tables: Tables) -> dict[str, pl.DataFrame]:
             "transfer_requests": pl.DataFrame(schema=transfer_requests.SCHEMA),
             "transfer_waits": pl.DataFrame(schema=transfer_waits.SCHEMA),
         }
-    moved = transfer_requests.requests(
-        tables.sql(transfer_requests.MOVES), tables.sql(transfer_requests.PHASES)
-    )
+    moved = tables.sql(transfer_requests.REQUESTS)
     waited = transfer_waits.waits(
         tables.sql(transfer_waits.MOVES), tables.sql(transfer_waits.WAITS)
     )

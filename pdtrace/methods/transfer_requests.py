@@ -2,93 +2,76 @@
 
 The movements of a request are a union: layers or chunks that overlap count once. Hidden is what lies
 inside steps of its own prefill (detail prefill_exec); exposed is what the partition gives to kv_transfer
-and kv_load. What is neither lies under other work, or outside the request's window.
+and kv_load. What is neither lies under other work, or outside the request's window. A table and no view:
+phases are large, and only data in which KV moved need them here.
 """
 
 from __future__ import annotations
 
 import polars as pl
 
-MOVES = """
-SELECT deployment, request, start_ns, end_ns, bytes
-FROM transfer_times
-WHERE request IS NOT NULL AND end_ns > start_ns AND direction IS DISTINCT FROM 'store'
-"""
-PHASES = """
-SELECT p.request, p.detail, p.start_ns, p.end_ns
-FROM phases AS p
-WHERE (p.phase = 'prefill' OR p.detail IN ('kv_transfer', 'kv_load'))
-  AND p.request IN (SELECT request FROM transfer_times WHERE end_ns > start_ns)
-"""
 SCHEMA = {
     "deployment": pl.String, "request": pl.String, "movements": pl.Int64, "bytes": pl.Int64,
     "moved_ms": pl.Float64, "hidden_ms": pl.Float64, "exposed_ms": pl.Float64,
 }  # fmt: skip
 
-
-def requests(moves: pl.DataFrame, phases: pl.DataFrame) -> pl.DataFrame:
-    """A row of `transfer_requests` for each request with a movement of known start and end."""
-    length = pl.col("end_ns") - pl.col("start_ns")
-    moved = moves.group_by("deployment", "request").agg(
-        movements=pl.len().cast(pl.Int64),
-        bytes=pl.when(pl.col("bytes").null_count() == 0).then(pl.col("bytes").sum()),
-        first_ns=pl.col("start_ns").min(),
-    )
-    pieces = _union(moves)
-    under_way = pieces.group_by("request").agg(moved_ms=length.sum() / 1e6)
-    exposed = (
-        phases.filter(pl.col("detail").is_in(["kv_transfer", "kv_load"]))
-        .group_by("request")
-        .agg(exposed_ms=length.sum() / 1e6)
-    )
-    rows = (
-        moved.join(under_way, on="request", how="left")
-        .join(exposed, on="request", how="left")
-        .join(_hidden(moved, pieces, phases), on="request", how="left")
-        .with_columns(pl.col("exposed_ms").fill_null(0.0))
-    )
-    return rows.select(*SCHEMA).cast(SCHEMA).sort("deployment", "request")  # type: ignore[arg-type]
-
-
-def _union(moves: pl.DataFrame) -> pl.DataFrame:
-    """What each movement of a request adds to those that began before it."""
-    covered = pl.col("end_ns").shift(1).cum_max().over("request")
-    return (
-        moves.select("request", "start_ns", "end_ns")
-        .sort("request", "start_ns", "end_ns")
-        .with_columns(start_ns=pl.max_horizontal("start_ns", covered))
-        .filter(pl.col("end_ns") > pl.col("start_ns"))
-    )
-
-
-def _hidden(moved: pl.DataFrame, pieces: pl.DataFrame, phases: pl.DataFrame) -> pl.DataFrame:
-    """hidden_ms of requests where it can be told.
-
-    A prefill known as wall time that ends where the movement begins was cut there by it, or ended there:
-    cannot tell. Nor can a request whose prefill nobody states.
-    """
-    prefill = phases.filter(pl.col("detail").str.starts_with("prefill"))
-    wall = pl.col("end_ns").filter(pl.col("detail") == "prefill_wall").max()
-    told = (
-        prefill.join(moved.select("request", "first_ns"), on="request")
-        .group_by("request")
-        .agg(met_wall=(wall >= pl.col("first_ns").first()).fill_null(value=False))
-        .filter(~pl.col("met_wall"))
-    )
-    shared = (
-        prefill.filter(pl.col("detail") == "prefill_exec")
-        .join(pieces, on="request", suffix="_move")
-        .select(
-            "request",
-            ms=(
-                pl.min_horizontal("end_ns", "end_ns_move")
-                - pl.max_horizontal("start_ns", "start_ns_move")
-            ).clip(0)
-            / 1e6,
-        )
-        .group_by("request")
-        .agg(hidden_ms=pl.col("ms").sum())
-    )
-    return told.join(shared, on="request", how="left").select(
-        "request", pl.col("hidden_ms").fill_null(0.0)
-    )
+# A prefill known as wall time that ends where the movement begins was cut there by it, or ended there:
+# what was hidden cannot be told. Nor can it for a request whose prefill nobody states.
+REQUESTS = """
+WITH move AS (
+  SELECT deployment, request, start_ns, end_ns, bytes,
+    max(end_ns) OVER (
+      PARTITION BY request ORDER BY start_ns, end_ns
+      ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+    ) AS covered_until_ns
+  FROM transfer_times
+  WHERE request IS NOT NULL AND end_ns > start_ns AND direction IS DISTINCT FROM 'store'
+),
+piece AS (
+  -- what a movement adds to those that began before it
+  SELECT request, greatest(start_ns, coalesce(covered_until_ns, start_ns)) AS start_ns, end_ns
+  FROM move
+  WHERE end_ns > coalesce(covered_until_ns, start_ns)
+),
+moved AS (
+  SELECT request, min(deployment) AS deployment, count(*) AS movements, min(start_ns) AS start_ns,
+    CASE WHEN count(bytes) = count(*) THEN sum(bytes)::BIGINT END AS bytes
+  FROM move
+  GROUP BY request
+),
+under_way AS (
+  SELECT request, sum(end_ns - start_ns) / 1e6 AS moved_ms
+  FROM piece
+  GROUP BY request
+),
+own_phase AS (
+  SELECT p.request, p.phase, p.detail, p.start_ns, p.end_ns, m.start_ns AS move_ns
+  FROM phases AS p
+  JOIN moved AS m ON m.request = p.request
+  WHERE p.phase = 'prefill' OR p.detail IN ('kv_transfer', 'kv_load')
+),
+own AS (
+  SELECT request, bool_or(phase = 'prefill') AS prefill_known,
+    coalesce(bool_or(detail = 'prefill_wall' AND end_ns >= move_ns), false) AS met_wall,
+    coalesce(sum(end_ns - start_ns) FILTER (phase != 'prefill'), 0) / 1e6 AS exposed_ms
+  FROM own_phase
+  GROUP BY request
+),
+hidden AS (
+  SELECT s.request, sum(greatest(
+      least(p.end_ns, s.end_ns) - greatest(p.start_ns, s.start_ns), 0
+    )) / 1e6 AS hidden_ms
+  FROM own_phase AS p
+  JOIN piece AS s ON s.request = p.request
+  WHERE p.detail = 'prefill_exec'
+  GROUP BY s.request
+)
+SELECT m.deployment, m.request, m.movements, m.bytes, u.moved_ms,
+  CASE WHEN o.prefill_known AND NOT o.met_wall THEN coalesce(h.hidden_ms, 0) END AS hidden_ms,
+  coalesce(o.exposed_ms, 0) AS exposed_ms
+FROM moved AS m
+JOIN under_way AS u ON u.request = m.request
+LEFT JOIN own AS o ON o.request = m.request
+LEFT JOIN hidden AS h ON h.request = m.request
+ORDER BY m.deployment, m.request
+"""

@@ -4,7 +4,7 @@
 -- transfers.
 --
 -- grain:   one row per deployment
--- needs:   transfers, workers, legs, deployment_sources
+-- needs:   transfer_times, deployment_sources
 -- when:    EXISTS (FROM transfers)
 -- columns:
 --   deployment     VARCHAR    deployment
@@ -24,12 +24,10 @@
 --   failed         BIGINT     of them failed
 --   expired        BIGINT     of them expired
 WITH known_transfer AS (
-  SELECT w.deployment, coalesce(t.destination_worker, t.source_worker) AS worker, t.outcome,
-    coalesce(l.request, t.request_id) AS request,
-    coalesce(t.duration_ms, (t.end_ns - t.start_ns) / 1e6) AS duration_ms
-  FROM transfers AS t
-  JOIN workers AS w ON w.worker = coalesce(t.destination_worker, t.source_worker)
-  LEFT JOIN legs AS l ON l.leg = t.leg
+  SELECT deployment, coalesce(destination_worker, source_worker) AS worker, outcome,
+    coalesce(request, request_id) AS request, duration_ms
+  FROM transfer_times
+  WHERE deployment IS NOT NULL
 ),
 deployment_total AS (
   SELECT deployment, count(*) AS transfers, count(*) FILTER (outcome = 'failed') AS failed,
@@ -44,7 +42,7 @@ worker_list AS (
   FROM (
     SELECT deployment, worker, count(*) AS n
     FROM known_transfer
-    WHERE outcome IN ('failed', 'expired')
+    WHERE outcome IN ('failed', 'expired') AND worker IS NOT NULL
     GROUP BY deployment, worker
   )
   GROUP BY deployment
@@ -63,12 +61,13 @@ SELECT t.deployment,
   CASE WHEN failed + expired >= 0.01 * transfers THEN 'critical' ELSE 'warning' END AS severity,
   cost_s, 'D' AS level, (failed + expired)::DOUBLE AS value, 'transfers' AS unit,
   NULL::DOUBLE AS interval_low, NULL::DOUBLE AS interval_high,
-  (failed + expired) / transfers AS share, nullif(requests, 0) AS requests, w.workers,
+  (failed + expired) / transfers AS share, nullif(requests, 0) AS requests,
+  coalesce(w.workers, []) AS workers,
   coalesce(r.culprits, []) AS culprits,
   coalesce(s.paths, []) AS sources,
   transfers, failed, expired
 FROM deployment_total AS t
-JOIN worker_list AS w ON w.deployment IS NOT DISTINCT FROM t.deployment
+LEFT JOIN worker_list AS w ON w.deployment IS NOT DISTINCT FROM t.deployment
 LEFT JOIN request_list AS r ON r.deployment IS NOT DISTINCT FROM t.deployment
 LEFT JOIN deployment_sources AS s ON s.deployment = t.deployment AND s.evidence = 'workers'
 WHERE failed + expired > 0

@@ -10,6 +10,7 @@
 -- columns:
 --   deployment          VARCHAR   deployment; NULL when neither end is known
 --   request             VARCHAR   request that it served; NULL unknown
+--   request_id          VARCHAR   request in the spelling of whoever recorded it; NULL unknown
 --   source_worker       VARCHAR   where the KV came from
 --   destination_worker  VARCHAR   where it went
 --   backend             VARCHAR   name of the mover
@@ -56,7 +57,7 @@ counted AS (
   SELECT *, count(*) OVER (PARTITION BY request, way) = 1 AND request IS NOT NULL AS whole
   FROM placed
 )
-SELECT in_deployment AS deployment, request,
+SELECT in_deployment AS deployment, request, request_id,
   coalesce(
     source_worker,
     CASE way WHEN 'prefill_to_decode' THEN prefill_worker WHEN 'decode_to_prefill' THEN decode_worker END

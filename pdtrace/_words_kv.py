@@ -5,7 +5,12 @@ from __future__ import annotations
 from pdtrace._words import Row, Words, of_ttft, sentence, wait_spread
 from pdtrace.numbers import count, duration, plural, rate, seconds, share, size
 
-_COUNTED = "all movements and ranks summed, so more than any request can have waited"
+_COUNTED = "all movements and ranks summed: the requests cannot have waited longer for them"
+
+ROOMY, FULL = (
+    0.8,
+    0.95,
+)  # KV cache in use: below, any request finds space; above, a long prompt may not
 
 
 def kv_transfer(row: Row) -> Words:
@@ -21,7 +26,15 @@ def kv_transfer(row: Row) -> Words:
     assumptions += _assumed(row)
     return Words(
         title,
-        sentence(wait_spread(row), detail, _narrowed(row), _side(row), _moved(row), _link(row)),
+        sentence(
+            wait_spread(row),
+            detail,
+            _narrowed(row),
+            _space(row),
+            _side(row),
+            _moved(row),
+            _link(row),
+        ),
         tuple(assumptions),
         (_advice(row),),
     )
@@ -77,7 +90,22 @@ def _narrowed(row: Row) -> str | None:
     if not row["bound"] or row["at_most_transfer_s"] is None:
         return f"{told}."
     part = row["at_most_transfer_s"] / row["value"]
-    return f"{told}: at most {share(part)} of this wait is the transfer itself, the rest is the other things."
+    return f"{told}: at most {share(part)} of this wait is the transfer itself, at least {share(1 - part)} is something else."
+
+
+def _space(row: Row) -> str | None:
+    """Whether the decode workers' KV cache was full enough for requests to wait for space."""
+    most = row["decode_usage_max_ratio"]
+    if most is None:
+        return None
+    if most < ROOMY:
+        return (
+            f"In no step was a decode worker's KV cache more than {share(most)} full: nothing points to waits for KV "
+            "space."
+        )
+    if most >= FULL:
+        return f"A decode worker's KV cache was up to {share(most)} full: some of the wait may be for KV space."
+    return None
 
 
 def _side(row: Row) -> str | None:

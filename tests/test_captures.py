@@ -271,6 +271,7 @@ def test_pd_nixl_counters_bound_the_transfer_inside_that_wait(folder: Path) -> N
     assert row["counter_s"] == pytest.approx(1.882, abs=0.001)
     assert row["counter_bytes"] == pytest.approx(758_906_880, rel=0.001)
     assert row["at_most_transfer_s"] / row["value"] == pytest.approx(0.22, abs=0.02)
+    assert row["decode_usage_max_ratio"] == pytest.approx(0.038)  # no wait for KV space
     assert (row["expected_bytes"], row["transfers"]) == (None, None)  # a random model; no records
 
 

@@ -374,6 +374,29 @@ def test_waits_for_space_are_told_apart_from_the_transfer_where_records_do(con: 
     assert said.suggestions[0].startswith("KV space")
 
 
+def test_an_empty_cache_on_the_decode_side_speaks_against_waits_for_space(con: Store) -> None:
+    split(con)
+    con.append(
+        "phases",
+        [at(i, "kv_wait", "kv_wait_upper_bound", 100, 200, "upper_bound") for i in range(20)],
+    )
+    con.append("steps", [
+        {"worker": "q", "rank": "0", "seq": n, "start_ns": n, "elapsed_ns": 1, "kv_usage_ratio": 0.01 * n, "capture": "full"}
+        for n in range(10)
+    ])  # fmt: skip
+    row = con.query("kv_transfer").to_dicts()[0]
+    assert row["decode_usage_max_ratio"] == pytest.approx(0.09)
+    assert (
+        "more than 9.0 % full: nothing points to waits for KV space"
+        in wording.finding("kv_transfer", row).detail
+    )
+    con.execute("UPDATE steps SET kv_usage_ratio = 0.99 WHERE seq = 3")
+    row = con.query("kv_transfer").to_dicts()[0]
+    assert "some of the wait may be for KV space" in wording.finding("kv_transfer", row).detail
+    con.execute("UPDATE steps SET capture = 'sampled' WHERE seq = 3")
+    assert con.query("kv_transfer")["decode_usage_max_ratio"].to_list() == [None]
+
+
 def test_the_size_of_the_prompts_gives_the_rate_that_the_wait_would_need(con: Store) -> None:
     split(con)
     con.append(

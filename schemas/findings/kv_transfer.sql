@@ -11,7 +11,7 @@
 -- the row is always there: that KV costs little is an answer, too.
 --
 -- grain:   one row per deployment
--- needs:   waits, deployment_sources, transfer_summary, transfer_links, transfer_waits, phase_by_request, counted_requests, requests, streams, legs
+-- needs:   waits, deployment_sources, transfer_summary, transfer_links, transfer_waits, phase_by_request, counted_requests, requests, streams, legs, steps, workers
 -- when:    EXISTS (FROM phase_sums WHERE phase IN ('kv_transfer', 'kv_wait', 'kv_load'))
 -- params:
 --   min_ttft_ratio  0.05  a twentieth of the TTFT, below the scatter of most runs
@@ -56,6 +56,7 @@
 --   expected_bytes      BIGINT     bytes  KV of all prompts, as if nothing was cached on the decode side; NULL unknown
 --   expected_basis      VARCHAR    config or formula
 --   size_note           VARCHAR    what the size of a token's KV rests on, or why it is unknown
+--   decode_usage_max_ratio  DOUBLE  1  fullest KV cache in any step of the decode workers; NULL unless all steps are there and say it
 --   origin              VARCHAR    who made the first delivered tokens: prefill, decode or mixed; NULL unknown
 --   after_first_s       DOUBLE     s  part of value behind the first delivered token, requests whose first token P made
 --   first_gap_ratio     DOUBLE     1  after_first_s over those requests' first gaps; NULL where the gaps are unknown
@@ -97,6 +98,14 @@ late AS (
   LEFT JOIN first_gap AS g ON g.request = e.request
   GROUP BY e.deployment
 ),
+decode_cache AS (
+  SELECT w.deployment, max(s.kv_usage_ratio) AS decode_usage_max_ratio
+  FROM steps AS s
+  JOIN workers AS w ON w.worker = s.worker
+  WHERE w.role = 'decode'
+  GROUP BY w.deployment
+  HAVING bool_and(s.capture = 'full') AND count(s.kv_usage_ratio) = count(*)
+),
 behind AS (
   SELECT w.deployment, sum(busy_ms) / 1e3 AS link_busy_s
   FROM transfer_waits AS w
@@ -131,7 +140,8 @@ SELECT d.deployment,
   n.link_busy_s, m.moved_s, m.hidden_s, m.counter_transfers, m.counter_s, m.counter_bytes,
   CASE WHEN m.counter_transfers >= d.requests AND m.counter_s < d.wait_s THEN m.counter_s END
     AS at_most_transfer_s,
-  m.expected_bytes, m.expected_basis, m.size_note, m.origin,
+  m.expected_bytes, m.expected_basis, m.size_note,
+  u.decode_usage_max_ratio, m.origin,
   coalesce(e.after_first_s, 0) AS after_first_s, e.first_gap_ratio,
   coalesce(b.links, 0) AS links, b.source_worker AS link_from, b.destination_worker AS link_to,
   b.link_bytes_per_second AS link_rate, b.setup_ms AS link_setup_ms,
@@ -146,6 +156,7 @@ FROM waits(
 ) AS d
 LEFT JOIN transfer_summary AS m ON m.deployment IS NOT DISTINCT FROM d.deployment
 LEFT JOIN late AS e ON e.deployment IS NOT DISTINCT FROM d.deployment
+LEFT JOIN decode_cache AS u ON u.deployment IS NOT DISTINCT FROM d.deployment
 LEFT JOIN behind AS n ON n.deployment IS NOT DISTINCT FROM d.deployment
 LEFT JOIN busiest_link AS b ON b.deployment IS NOT DISTINCT FROM d.deployment
 LEFT JOIN deployment_sources AS s ON s.deployment = d.deployment AND s.evidence = 'requests'

@@ -12,6 +12,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
+from multiprocessing import get_context
 
 import polars as pl
 
@@ -64,7 +65,8 @@ class Goal:
 def measured(seeds: int, names: list[str], jobs: int) -> pl.DataFrame:
     """All rows of all runs."""
     work = [(name, seed) for seed, name in product(range(seeds), names)]
-    with ProcessPoolExecutor(jobs) as pool:
+    fresh = get_context("spawn")  # the threads of Polars do not survive a fork
+    with ProcessPoolExecutor(jobs, fresh) as pool:
         found = pool.map(judge, *zip(*work, strict=True), chunksize=4)
         rows = [row for part in found for row in part]
     frame = pl.DataFrame(rows, infer_schema_length=None)

@@ -100,13 +100,13 @@ def coverage(paths: tuple[str, ...], style: str,
 @click.option(
     "--shape",
     type=click.Choice(["pdtrace", "vllm", "dynamo"]),
-    default="vllm",
-    show_default=True,
-    help="Whose dumps a simulated run leaves.",
+    help="Whose dumps a simulated run leaves; vllm unless told otherwise.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Another run of the scenario.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), help="Another run of the scenario; 0 is the first."
+)
 @click.option("--list", "listed", is_flag=True, help="Name the scenarios.")
-def demo(style: str, output: str | None, scenario: str | None, shape: str, seed: int, listed: bool) -> None:  # fmt: skip
+def demo(style: str, output: str | None, scenario: str | None, shape: str | None, seed: int | None, listed: bool) -> None:  # fmt: skip
     """Diagnose a real vLLM run that ships with pdtrace, or a simulated run whose truth is known.
 
     \b
@@ -120,7 +120,7 @@ def demo(style: str, output: str | None, scenario: str | None, shape: str, seed:
     if listed:
         terminal.show_scenarios(files.scenario_list(), style)
         return
-    made = files.scenario_folder(scenario, shape, seed, output) if scenario else None
-    with made or files.demo_folder(output) as folder, open_trace((folder,)) as trace:
+    made = files.any_demo(scenario, shape, seed, output)
+    with made as folder, open_trace((folder,)) as trace:
         diagnosis = run(trace.store)
     terminal.show_diagnosis(diagnosis, style)

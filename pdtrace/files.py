@@ -6,7 +6,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import chdir, contextmanager
+from contextlib import AbstractContextManager, chdir, contextmanager
 from importlib.resources import as_file, files
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +16,7 @@ import duckdb
 
 from pdtrace import library
 from pdtrace._streams import words
-from pdtrace.errors import PdtraceError
+from pdtrace.errors import BadOption, PdtraceError
 from pdtrace.ingest import FINGERPRINT, Options, take
 from pdtrace.inputs import DRAFT_PREFIX, Input, expand, shown
 from pdtrace.store import Store, is_store
@@ -90,6 +90,23 @@ def _make(draft: Path, inputs: list[Input], options: Options, output: str) -> li
     finally:
         store.close()
     return rows
+
+
+def any_demo(
+    scenario: str | None, shape: str | None, seed: int | None, output: str | None = None
+) -> AbstractContextManager[str]:
+    """The folder of a simulated run when a scenario is named, else that of the real one.
+
+    Raises BadOption when a shape or seed is given for the real one.
+    """
+    if scenario is not None:
+        return scenario_folder(scenario, shape or "vllm", seed or 0, output)
+    if shape is not None or seed is not None:
+        raise BadOption(
+            "--shape and --seed are about simulated runs",
+            "add --scenario NAME; `pdtrace demo --list` names them",
+        )
+    return demo_folder(output)
 
 
 @contextmanager

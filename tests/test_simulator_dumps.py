@@ -29,7 +29,7 @@ def read(
 ) -> Iterator[tuple[Run, str, Trace]]:
     """A run, the shape it was written in, and what pdtrace reads from it."""
     name, shape = request.param
-    run = simulate(name, seed=3, duration_s=25)
+    run = simulate(name, seed=3, duration_s=20)
     folder = write(run, tmp_path_factory.mktemp(name) / shape, shape)
     with pdtrace.open(folder) as trace:
         yield run, shape, trace
@@ -158,6 +158,13 @@ def test_demo_writes_and_diagnoses_a_scenario(
     assert end.value.code == 0
     assert "held decodes up" in capsys.readouterr().out
     assert (folder / "truth.json").is_file()
+
+
+def test_demo_says_that_a_seed_needs_a_scenario(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["demo", "--seed", "3"])
+    assert end.value.code == 2
+    assert "error: --shape and --seed are about simulated runs" in capsys.readouterr().err
 
 
 def test_demo_with_an_unknown_scenario_says_so_in_one_line(

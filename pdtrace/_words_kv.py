@@ -83,7 +83,8 @@ def _narrowed(row: Row) -> str | None:
     """What counters say of the transfers inside a wait that is only bounded."""
     if row["counter_transfers"] is None or row["transfers"]:
         return None
-    told = f"Counters tell of {plural(row['counter_transfers'], 'KV movement')}"
+    since = " since the start of their processes" if row["counter_since_start"] else ""
+    told = f"Counters tell of {plural(row['counter_transfers'], 'KV movement')}{since}"
     if row["counter_s"] is None:
         return f"{told}."
     told += f" of {seconds(row['counter_s'])} in sum ({_COUNTED})"

@@ -336,8 +336,29 @@ def test_counters_narrow_a_wait_that_is_only_bounded(con: Store) -> None:
     said = wording.finding("kv_transfer", row)
     assert "at most 25 % of this wait is the transfer itself" in said.detail
     assert "part of TTFT" in said.detail
+    assert "since the start" not in said.detail
     con.execute("UPDATE samples SET value = 19 WHERE metric LIKE '%num%'")
     assert con.query("kv_transfer")["at_most_transfer_s"].to_list() == [None]
+
+
+def test_one_scrape_counts_from_the_start_of_the_process(con: Store) -> None:
+    split(con)
+    con.append(
+        "phases",
+        [at(i, "kv_wait", "kv_wait_upper_bound", 100, 200, "upper_bound") for i in range(20)],
+    )
+    con.append(
+        "samples",
+        counter("x_xfer_time_seconds_count", 25) + counter("x_xfer_time_seconds_sum", 0.5),
+    )
+    row = con.query("kv_transfer").to_dicts()[0]
+    assert (row["counter_transfers"], row["counter_since_start"], row["counter_bytes"]) == (
+        25,
+        True,
+        None,
+    )
+    said = wording.finding("kv_transfer", row)
+    assert "25 KV movements since the start of their processes" in said.detail
 
 
 def test_where_prefill_makes_the_first_token_the_wait_lies_in_the_first_gap(con: Store) -> None:

@@ -52,6 +52,7 @@
 --   counter_transfers   BIGINT     movements that counters or log lines tell of (each rank's own counts)
 --   counter_s           DOUBLE     s  sum of their durations
 --   counter_bytes       BIGINT     bytes  their bytes
+--   counter_since_start  BOOLEAN   they run from the start of a process: movements before these data may be among them
 --   at_most_transfer_s  DOUBLE     s  no more of value can be the transfer itself, by the counters; NULL where they do not bound it
 --   expected_bytes      BIGINT     bytes  KV of all prompts, as if nothing was cached on the decode side; NULL unknown
 --   expected_basis      VARCHAR    config or formula
@@ -138,6 +139,7 @@ SELECT d.deployment,
   coalesce(detail_s['bridge_wait'] - bound_detail_s['bridge_wait'], 0) AS bridge_s,
   coalesce(detail_s['kv_space_wait'] - bound_detail_s['kv_space_wait'], 0) AS space_s,
   n.link_busy_s, m.moved_s, m.hidden_s, m.counter_transfers, m.counter_s, m.counter_bytes,
+  m.counter_since_start,
   CASE WHEN m.counter_transfers >= d.requests AND m.counter_s < d.wait_s THEN m.counter_s END
     AS at_most_transfer_s,
   m.expected_bytes, m.expected_basis, m.size_note,

@@ -10,6 +10,7 @@ import pytest
 
 from pdtrace import library, methods
 from pdtrace.methods import interference_gaps
+from pdtrace.methods._gap_prefills import Prefills, cut_to_cost
 from pdtrace.methods.interference_gaps import Judgement, interference
 
 MS, ORIGIN = 1_000_000, 1_780_000_000_000_000_000
@@ -157,6 +158,19 @@ def test_a_pause_inside_a_prefill_is_not_its_cost() -> None:
     row = judge(tokens, rows).row
     assert row["lost_s"] == pytest.approx(lost, rel=0.03)
     assert row["cut_s"] == pytest.approx(0.38, abs=0.05)
+
+
+def test_a_few_long_prompts_are_not_cut_to_what_short_ones_cost() -> None:
+    """Nothing tells what is usual for them: their whole time counts."""
+    short = [(i * 0.5, i * 0.5 + 0.03, 200.0) for i in range(100)]
+    long = [(60.0, 61.2, 6000.0), (70.0, 71.5, 7000.0)]
+    start, end, tokens = (np.array(column) for column in zip(*short, *long, strict=True))
+    work = Prefills(np.arange(102), start, end, tokens)
+    assert cut_to_cost(work)[1] == pytest.approx(0)
+    slow = np.where(np.arange(102) == 50, end + 0.3, end)
+    cut, seconds, _ = cut_to_cost(Prefills(np.arange(102), start, slow, tokens))
+    assert seconds == pytest.approx(0.3 - 0.02, abs=0.01)
+    assert cut.end[50] == slow[50]
 
 
 def test_a_decode_worker_is_never_judged_by_prefills() -> None:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from pdtrace.methods._gap_series import Gaps, Ints
-from pdtrace.methods.statistics import Floats, trimmed_least_squares
+from pdtrace.methods.statistics import Bools, Floats, trimmed_least_squares
 
 PAUSE_S = 0.02  # what a prefill may exceed its fitted cost by; the rest is a pause or a queue
+COST_ERROR = 0.05  # relative error of such a fit that is no reason to leave a prefill out
+ALIKE, ALIKE_WITHIN = 9, 1.5  # prefills of about as many tokens that tell what is usual
 MIN_COSTED = 20  # fewer prefills with known tokens give no cost
 MIN_OWN = 20  # fewer requests seen on both sides give no offset of the token times
 TOGETHER_S = 8e-3  # streams that go on within this went on in one step
@@ -38,7 +40,8 @@ def cut_to_cost(prefills: Prefills) -> tuple[Prefills, float | None, Floats | No
     Without a fit (as given, None, None).
 
     A host pause inside a prefill, or a queue in front of it, is not its cost. The end is kept: it is
-    the first token. Cost is fitted on relative error over (1, n, n^2).
+    the first token. Cost is fitted on relative error over (1, n, n^2), and corrected by what
+    prefills of about as many tokens take; where there are few of these nothing is cut.
     """
     length = prefills.end - prefills.start
     known = ~np.isnan(prefills.tokens) & (prefills.tokens > 0) & (length > 0)
@@ -51,9 +54,12 @@ def cut_to_cost(prefills: Prefills) -> tuple[Prefills, float | None, Floats | No
     scale = n + n[known].mean() / 10
     rows = np.flatnonzero(known)
     rows = rows[:: max(1, len(rows) // 50_000)]
-    floor = 0.01 * float(np.median(length[rows] / scale[rows]))
+    floor = COST_ERROR * float(np.median(length[rows] / scale[rows]))
     fit = trimmed_least_squares(table[rows], length[rows], 1 / scale[rows], floor=floor)
-    most = np.maximum(fit.at(table), 0.0) + np.maximum(4 * fit.sigma * scale, PAUSE_S)
+    usual = np.maximum(fit.at(table), 0.0)
+    usual[known] *= _of_alike(n[known], length[known] / np.maximum(usual[known], 1e-9))
+    most = usual + np.maximum(4 * fit.sigma * scale, PAUSE_S)
+    most[_few_alike(n, n[known])] = np.inf
     allowed = np.where(known, np.minimum(length, most), length)
     cut = Prefills(prefills.request, prefills.end - allowed, prefills.end, prefills.tokens)
     return cut, float((length - allowed).sum()), fit.coefficients
@@ -77,6 +83,26 @@ def computed_again(
     last = np.maximum.reduceat(end, np.flatnonzero(np.diff(group, prepend=-1)))[group]
     start = last - np.maximum(table @ cost, 0.0)[group]
     return Prefills(request[by], np.maximum(start, gaps.start[silent][by]), last, tokens)
+
+
+def _of_alike(tokens: Floats, ratio: Floats) -> Floats:
+    """The median ratio among the prefills of about as many tokens: a fit may miss the few long."""
+    by = np.argsort(tokens, kind="stable")
+    windows = np.lib.stride_tricks.sliding_window_view(ratio[by], ALIKE)
+    middle = np.median(windows, axis=1)
+    medians = np.empty(len(ratio))
+    medians[by] = np.pad(middle, (ALIKE // 2, ALIKE // 2), mode="edge")
+    return medians
+
+
+def _few_alike(tokens: Floats, known: Floats) -> Bools:
+    """Prefills of which too few others have about as many tokens to say what is usual."""
+    ordered = np.sort(known)
+    count = np.searchsorted(ordered, tokens * ALIKE_WITHIN, side="right") - np.searchsorted(
+        ordered, tokens / ALIKE_WITHIN, side="left"
+    )
+    few: Bools = count < ALIKE
+    return few
 
 
 def _meanwhile(prefills: Prefills, amount: Floats) -> Floats:

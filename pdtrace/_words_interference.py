@@ -150,16 +150,25 @@ def _amount(row: Row) -> str:
     return f"{seconds(row['lost_s'])} (interval {seconds(low)} to {seconds(high)})"
 
 
-def unjudged(rows: Sequence[Row]) -> str | None:
-    """Why prompts that held up streams cannot be told, for workers where they might have."""
+def unjudged(rows: Sequence[Row], *, counters: bool = False) -> str | None:
+    """Why prompts that held up streams cannot be told, for workers where they might have.
+
+    `counters`: there are periodic counters, which never show it.
+    """
+    missing = "neither engine steps nor token times are there"
+    if counters:
+        missing += (
+            "; periodic counters in which output drops while prompts rise would be consistent with"
+            " it, and with other causes"
+        )
     able = [row for row in rows if row["role"] not in {"decode", "prefill"}]
     blind = [row for row in able if row["flagged"] is None]
     if able and not blind:
         return None
     claim = "whether prompts of some requests held up the streams of others"
     if not able:
-        return None if rows else f"{claim}: neither engine steps nor token times are there"
+        return None if rows else f"{claim}: {missing}"
     if len(blind) < len(able):
         claim += f" on {len(blind)} of {plural(len(able), 'worker')}"
     notes = [note for row in blind for note in row["notes"]]
-    return f"{claim}: {notes[0] if notes else 'neither engine steps nor token times are there'}"
+    return f"{claim}: {notes[0] if notes else missing}"

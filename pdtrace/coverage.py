@@ -285,7 +285,11 @@ def _limits(store: Store, deployment: Deployment) -> list[str]:
             if deployment.latency
             else "anything about the latency of single requests: their times are not there"
         )
-    if why := _words_interference.unjudged(judged.to_dicts()):
+    counters = store.rows(
+        "SELECT count(*) FROM samples JOIN workers USING (worker) WHERE deployment = ?",
+        [deployment.id],
+    )[0][0]
+    if why := _words_interference.unjudged(judged.to_dicts(), counters=counters > 0):
         lines.append(why)
     if steps and not members:
         lines.append("sums over engine steps: only samples of them are there")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pdtrace.diagnose import diagnose
 from pdtrace.ingest import ingest
 from pdtrace.store import Store
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pdtrace import coverage, wording
+from pdtrace import _words_interference, coverage, wording
 from pdtrace._words_latency import slow_first_token, slow_stream
 from pdtrace._words_table import dependence
 from pdtrace.library import queries
@@ -141,3 +141,24 @@ def test_numbers_have_one_way_to_be_written() -> None:
         "49.9 s", "33 %", "1.1 %", "15,273", "1 request",
     )  # fmt: skip
     assert quantity(1.0, "tokens") == "1 token" and quantity(0.5, "1") == "50 %"
+
+
+def test_prefill_interference_says_where_it_was_judged_and_where_it_cannot_be() -> None:
+    quiet = {
+        "worker": "w1", "role": "aggregated", "level": "B", "flagged": False, "lost_s": 0.3,
+        "lost_low_s": -0.1, "lost_high_s": 0.7, "decode_s": 40.0, "notes": [],
+    }  # fmt: skip
+    blind = {**quiet, "worker": "w2", "level": None, "flagged": None, "notes": ["weak baseline"]}
+    away = {**blind, "worker": "w3", "role": "decode"}
+    assert _words_interference.judged([quiet, blind, away]) == [
+        "prefill interference on w1, judged by token times and prefill intervals (level B):"
+        " 0.30 s (interval -0.10 s to 0.70 s) of 40.0 s of decode time"
+    ]
+    unjudged = _words_interference.unjudged([quiet, blind, away])
+    assert unjudged is not None
+    assert unjudged.endswith("on 1 of 2 workers: weak baseline")
+    assert _words_interference.unjudged([quiet, away]) is None
+    assert _words_interference.unjudged([away]) is None
+    nothing = _words_interference.unjudged([], counters=True)
+    assert nothing is not None
+    assert "consistent with" in nothing

@@ -40,7 +40,7 @@ ORDER BY worker, first_ns, request, stream
 _LISTS = """
 SELECT s.rowid AS row, s.gaps_us, s.emission_tokens
 FROM streams AS s
-WHERE s.rowid IN (SELECT unnest($rows))
+WHERE s.rowid BETWEEN $low AND $high AND s.rowid IN (SELECT unnest($rows))
 """
 
 # Where a prompt was computed is what its leg says, never where its answer was decoded: remote
@@ -121,5 +121,6 @@ def workers(sql: Sql) -> Iterator[dict[str, Any]]:
 
 def _with_lists(sql: Sql, rows: pl.DataFrame) -> pl.DataFrame:
     """The streams with their gaps."""
-    lists = sql(_LISTS, rows=rows["row"].to_list())
+    numbers = rows["row"].to_list()
+    lists = sql(_LISTS, rows=numbers, low=min(numbers), high=max(numbers))
     return rows.join(lists, on="row", how="left", maintain_order="left")

@@ -43,6 +43,28 @@ def test_dynamo_agg_loses_by_its_clients_chunks_what_it_loses_by_its_steps() -> 
     assert rows[1]["lost_s"] == pytest.approx(1.25, rel=0.10)
 
 
+def test_without_steps_the_finding_rests_on_token_times() -> None:
+    """Spans and bench results of vllm/agg alone: the engine's log is not at hand."""
+    folder = FULL / "vllm/agg"
+    paths = [str(p) for p in folder.iterdir() if "log" not in p.name and p.is_file()]
+    store = Store()
+    ingest(paths, store)
+    assert store.count("steps") == 0
+    (found,) = [
+        finding
+        for deployment in diagnose(store).deployments
+        for finding in deployment.findings
+        if finding.id == "prefill_interference"
+    ]
+    assert found.level == "B"
+    assert found.value == pytest.approx(49.9, rel=0.15)
+    assert found.interval is not None
+    assert found.interval[0] < 49.9 < found.interval[1]
+    # one of the eight long prompts that were sent to disturb
+    assert found.culprits[0][0].startswith("long-")
+    assert "token times" in found.detail
+
+
 @pytest.mark.parametrize(
     "name", ["vllm/pd_nixl", "dynamo/disagg_bootstrap", "dynamo/aiperf_disagg"]
 )

@@ -150,10 +150,11 @@ def test_prefill_interference_says_where_it_was_judged_and_where_it_cannot_be() 
     }  # fmt: skip
     blind = {**quiet, "worker": "w2", "level": None, "flagged": None, "notes": ["weak baseline"]}
     away = {**blind, "worker": "w3", "role": "decode"}
-    assert _words_interference.judged([quiet, blind, away]) == [
+    (line,) = _words_interference.judged([quiet, blind, away])
+    assert line == (
         "prefill interference on w1, judged by token times and prefill intervals (level B):"
         " 0.30 s (interval -0.10 s to 0.70 s) of 40.0 s of decode time"
-    ]
+    )
     unjudged = _words_interference.unjudged([quiet, blind, away])
     assert unjudged is not None
     assert unjudged.endswith("on 1 of 2 workers: weak baseline")

@@ -8,6 +8,7 @@ from pdtrace._words import Row, Words, sentence
 from pdtrace.numbers import duration, plural, seconds, share
 
 NOT_FASTER = "Taking the cause away makes streams steadier; that is not the same as faster."
+SHOWN = 5  # workers without a flag that get a line of their own
 LEVELS = {
     "A": "engine steps", "B": "token times and prefill intervals", "C": "durations of requests",
 }  # fmt: skip
@@ -128,16 +129,28 @@ def _assumptions(row: Row) -> tuple[str, ...]:
 
 
 def judged(rows: Sequence[Row]) -> list[str]:
-    """One sentence for each worker that was judged and not flagged (view interference_by_worker)."""
-    lines = []
-    for row in rows:
-        who = row["worker"] or "no worker known"
-        if row["flagged"] is not False:
-            continue
+    """One sentence for each worker that was judged and not flagged, and one for decode workers.
+
+    `rows` of view interference_by_worker; of many workers those that lost most.
+    """
+    quiet = sorted(
+        (row for row in rows if row["flagged"] is False), key=lambda row: -(row["lost_s"] or 0.0)
+    )
+    lines = [
+        f"prefill interference on {row['worker'] or 'no worker known'}, judged by "
+        f"{LEVELS[row['level']]} (level {row['level']}): {_amount(row)} of "
+        f"{seconds(row['decode_s'])} of decode time"
+        for row in quiet[:SHOWN]
+    ]
+    if len(quiet) > SHOWN:
         lines.append(
-            f"prefill interference on {who}, judged by {LEVELS[row['level']]} (level {row['level']}):"
-            f" {_amount(row)} of {seconds(row['decode_s'])} of decode time"
+            f"prefill interference on {plural(len(quiet) - SHOWN, 'more worker')}, each of which"
+            " lost less (view interference_by_worker)"
         )
+    away = [row for row in rows if row["role"] == "decode" and row["flagged"] is None]
+    if away and away[0]["notes"]:
+        who = plural(len(away), "decode worker")
+        lines.append(f"prefill interference on {who}: {away[0]['notes'][0]}")
     return lines
 
 

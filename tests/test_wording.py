@@ -150,7 +150,11 @@ def test_prefill_interference_says_where_it_was_judged_and_where_it_cannot_be() 
     }  # fmt: skip
     blind = {**quiet, "worker": "w2", "level": None, "flagged": None, "notes": ["weak baseline"]}
     away = {**blind, "worker": "w3", "role": "decode"}
-    (line,) = _words_interference.judged([quiet, blind, away])
+    line, elsewhere = _words_interference.judged([quiet, blind, away])
+    assert elsewhere == "prefill interference on 1 decode worker: weak baseline"
+    many = _words_interference.judged([{**quiet, "worker": f"w{n}"} for n in range(9)])
+    assert len(many) == 6
+    assert "4 more workers" in many[-1]
     assert line == (
         "prefill interference on w1, judged by token times and prefill intervals (level B):"
         " 0.30 s (interval -0.10 s to 0.70 s) of 40.0 s of decode time"

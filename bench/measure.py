@@ -21,6 +21,15 @@ class Run:
     output: str
 
 
+@dataclass(frozen=True)
+class Figure:
+    """What was measured, what it gave, and the goal it has (empty: none)."""
+
+    what: str
+    measured: str
+    goal: str = ""
+
+
 def run(command: Sequence[str], *, check: bool = True) -> Run:
     """Run a command to its end and measure it."""
     start = time.perf_counter()

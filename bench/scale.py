@@ -15,7 +15,7 @@ import re
 import sys
 from pathlib import Path
 
-from bench.measure import run, table
+from bench.measure import Figure, run, table
 from pdtrace.store import Store
 
 STAGES = re.compile(r"^stage (\S+) (\S+)$", re.MULTILINE)
@@ -120,7 +120,7 @@ print(f"stage diagnose {time.perf_counter() - began:.1f}")
 """
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> list[Figure]:
     """Generate, measure, print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -131,6 +131,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
     rows = [("requests", "wall s", "CPU s", "CPU us a request", "peak MB", "stages (wall s)")]
+    figures = []
     for requests in options.requests:
         path = options.folder / f"scale-{requests}.duckdb"
         generate(path, requests)
@@ -138,6 +139,13 @@ def main(arguments: list[str] | None = None) -> None:
         path.unlink()
         if options.show:
             print(measured.output)
+        figures.append(
+            Figure(
+                f"diagnosis of {requests:,} requests of 7 phases and 50 tokens",
+                f"{measured.wall_s:.0f} s, {measured.peak_mb:,.0f} MB",
+                f"{LIMIT_S} s, {LIMIT_MB:,} MB at 1,000,000",
+            )
+        )
         stages = ", ".join(f"{name} {seconds}" for name, seconds in STAGES.findall(measured.output))
         rows.append((f"{requests:,}", f"{measured.wall_s:.1f}", f"{measured.cpu_s:.1f}",
                      f"{measured.cpu_s / requests * 1e6:.0f}", f"{measured.peak_mb:.0f}", stages))  # fmt: skip
@@ -145,6 +153,7 @@ def main(arguments: list[str] | None = None) -> None:
         f"Requests of 7 phases and 50 token gaps (goal at 1,000,000: {LIMIT_S} s, {LIMIT_MB} MB)",
         rows,
     )
+    return figures
 
 
 if __name__ == "__main__":

@@ -197,7 +197,7 @@ def _values(
             fits &= block.bytes[at] != _QUOTE
         if not fits.all():
             rows, at = rows[fits], at[fits]
-        end = block.quotes[key[rows] + 9] if layout.quoted else _closing(block.bytes, at)
+        end = block.quotes[key[rows] + 9] if layout.quoted else _closing(block, key[rows], at)
         tail = end + layout.quoted
         fits = block.pairs[tail] == _TWO_CLOSE
         if not fits.all():
@@ -206,12 +206,15 @@ def _values(
     return kinds, starts, ends, after
 
 
-def _closing(data: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Where the closing brace behind each place is; any other place where none is near."""
-    ends: np.ndarray = np.minimum(starts, len(data) - len(PADDING))
-    rows = np.arange(len(starts))
+def _closing(block: _Block, key: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Where the closing brace behind each number is; any other place where none is near."""
+    # `}},{"` before the next pair, `}}],"` before the next field: four places before a quote.
+    ends: np.ndarray = block.quotes[key + 8] - 4
+    far = (ends < starts) | (ends > starts + _NUMBER_BYTES)
+    rows = np.flatnonzero(far | (block.pairs[ends] != _TWO_CLOSE))
+    ends[rows] = starts[rows]
     for _ in range(_NUMBER_BYTES):
-        rows = rows[data[ends[rows]] != _CLOSE]
+        rows = rows[block.bytes[ends[rows]] != _CLOSE]
         if not len(rows):
             break
         ends[rows] += 1

@@ -26,6 +26,9 @@ from bench.spans import generate
 
 def run_table(source: Path, target: Path) -> None:
     """The collector, the store and the removal of duplicates, without the stages behind them."""
+    from pdtrace import _no_pandas
+
+    _no_pandas.leave_out()  # as the command does
     from pdtrace import reading, spans
     from pdtrace.collectors import otlp
     from pdtrace.inputs import expand

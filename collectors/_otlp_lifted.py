@@ -24,7 +24,7 @@ PADDING = b"\n" * 64
 _MARK = np.frombuffer(f'{{"{LIFTED}":00000000}}'.encode(), np.uint8)
 _DIGITS = range(5, 13)
 
-_QUOTE, _BACKSLASH, _COMMA, _CLOSE, _CLOSE_LIST = b'"\\,}]'
+_QUOTE, _BACKSLASH, _BLANK, _COMMA, _CLOSE, _OPEN_LIST, _CLOSE_LIST = b'"\\ ,}[]'
 _TWO_CLOSE = np.uint16(0x7D7D)
 _NUMBER_BYTES = 40  # no number is longer
 _PIECE = 256 << 10
@@ -47,13 +47,43 @@ class _Layout:
     quoted: bool = False
 
 
-_LAYOUTS = (
-    _Layout(STRING, _word(b"stringVa"), _word(b'Value":"'), 15, quoted=True),
-    _Layout(INT, _word(b"intValue"), _word(b'Value":"'), 12, quoted=True),
-    _Layout(INT, _word(b"intValue"), _word(b'tValue":'), 11),
-    _Layout(DOUBLE, _word(b"doubleVa"), _word(b'eValue":'), 14),
-    _Layout(BOOL, _word(b"boolValu"), _word(b'lValue":'), 12),
-)
+@dataclass(frozen=True)
+class _Style:
+    """How a writer puts blanks: none (`gap` 0), or one behind each colon and comma (1)."""
+
+    gap: int
+    opening: np.uint64  # the first eight bytes of a pair
+    middle: tuple[np.uint64, np.uint64]  # the first and last eight between key and value's name
+    middle_bytes: int
+    head: np.uint64  # the last eight bytes before a list
+    layouts: tuple[_Layout, ...]
+
+
+def _style(gap: int) -> _Style:
+    blank = b" " * gap
+    middle = b'",' + blank + b'"value":' + blank + b'{"'
+
+    def layout(kind: int, name: bytes, *, quoted: bool = False) -> _Layout:
+        written = name + b'":' + blank + b'"' * quoted
+        return _Layout(kind, _word(name[:8]), _word(written[-8:]), len(written) + 1, quoted)
+
+    return _Style(
+        gap,
+        _word((b'{"key":' + blank + b'"')[:8]),
+        (_word(middle[:8]), _word(middle[-8:])),
+        len(middle),
+        _word((b'"attributes":' + blank + b"[")[-8:]),
+        (
+            layout(STRING, b"stringValue", quoted=True),
+            layout(INT, b"intValue", quoted=True),
+            layout(INT, b"intValue"),
+            layout(DOUBLE, b"doubleValue"),
+            layout(BOOL, b"boolValue"),
+        ),
+    )
+
+
+_DENSE, _SPACED = _style(0), _style(1)
 
 
 class _Block:
@@ -65,10 +95,13 @@ class _Block:
         self.pairs: np.ndarray = np.ndarray((reach,), "<u2", block, strides=(1,))
         self.words: np.ndarray = np.ndarray((reach,), "<u8", block, strides=(1,))
         self.quotes = quotes
+        self.style = _SPACED if b'{"key": "' in block else _DENSE
         self.ascii = block.isascii()
         self.escapes = b"\\" in block
         if self.escapes:
             self.quotes = quotes[~_escaped(self.bytes, quotes)]
+        # A number may be the last value of all: no quotes of another pair come behind it.
+        self.quotes = np.append(self.quotes, np.full(2, len(block) - 16, np.int32))
 
     def text(self, starts: np.ndarray, ends: np.ndarray) -> pa.StringArray:
         """The text between ascending places, unescaped."""
@@ -143,19 +176,23 @@ def _slices(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, kind: pa.Dat
 def _lifted(block: _Block) -> tuple[pa.Buffer, Lifted] | None:
     key = _candidates(block)
     begin = block.quotes[key] - 1
-    starts_list = block.bytes[begin - 1] != _COMMA
+    starts_list = block.bytes[begin - 1] == _OPEN_LIST
     runs = np.flatnonzero(starts_list)
     if not len(runs):
         return None
     kinds, starts, ends, after = _values(block, key)
     # A pair follows the one before it, or it is the first of a list of attributes.
     good = kinds != OTHER
-    good[1:] &= starts_list[1:] | (begin[1:] == after[:-1] + 1)
+    gap = block.style.gap
+    follows = (begin[1:] == after[:-1] + 1 + gap) & (block.bytes[after[:-1]] == _COMMA)
+    if gap:
+        follows &= block.bytes[begin[1:] - 1] == _BLANK
+    good[1:] &= starts_list[1:] | follows
     heads, counts = begin[runs], np.diff(runs, append=len(key))
     last = runs + counts - 1
     whole = np.logical_and.reduceat(good, runs) & (block.bytes[after[last]] == _CLOSE_LIST)
-    whole &= block.words[heads - 14] == _word(b'"attribu')
-    whole &= block.words[heads - 8] == _word(b'butes":[')
+    whole &= block.words[heads - 14 - gap] == _word(b'"attribu')
+    whole &= block.words[heads - 8] == block.style.head
     if not whole.any():
         return None
     taken = np.zeros(len(key), bool)
@@ -170,13 +207,14 @@ def _lifted(block: _Block) -> tuple[pa.Buffer, Lifted] | None:
 def _candidates(block: _Block) -> np.ndarray:
     """Which quotes open the word "key" of a pair: `{"key":"`, with the quotes of a value behind."""
     quotes = block.quotes
-    early = int(np.searchsorted(quotes, 15))
+    style = block.style
+    early = int(np.searchsorted(quotes, 16))
     steps = np.diff(quotes[early:-7])  # nine quotes follow that of "key"
-    found = np.flatnonzero((steps[:-1] == 4) & (steps[1:] == 2)) + early
-    found = found[block.words[quotes[found] - 1] == _word(b'{"key":"')]
+    found = np.flatnonzero((steps[:-1] == 4) & (steps[1:] == 2 + style.gap)) + early
+    found = found[block.words[quotes[found] - 1] == style.opening]
     shut = quotes[found + 3]
-    fits = block.words[shut] == _word(b'","value')
-    fits &= block.words[shut + 4] == _word(b'alue":{"')
+    fits = block.words[shut] == style.middle[0]
+    fits &= block.words[shut + style.middle_bytes - 8] == style.middle[1]
     kept: np.ndarray = found[fits]
     return kept
 
@@ -189,7 +227,7 @@ def _values(
     opening = block.words[name + 1]
     kinds = np.full(len(key), OTHER, np.int8)
     starts, ends, after = (np.zeros(len(key), np.int32) for _ in range(3))
-    for layout in _LAYOUTS:
+    for layout in block.style.layouts:
         rows = np.flatnonzero(opening == layout.name)
         at = name[rows] + layout.start
         fits = block.words[at - 8] == layout.before
@@ -209,7 +247,7 @@ def _values(
 def _closing(block: _Block, key: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Where the closing brace behind each number is; any other place where none is near."""
     # `}},{"` before the next pair, `}}],"` before the next field: four places before a quote.
-    ends: np.ndarray = block.quotes[key + 8] - 4
+    ends: np.ndarray = block.quotes[key + 8] - 4 - block.style.gap
     far = (ends < starts) | (ends > starts + _NUMBER_BYTES)
     rows = np.flatnonzero(far | (block.pairs[ends] != _TWO_CLOSE))
     ends[rows] = starts[rows]

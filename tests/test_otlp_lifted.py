@@ -159,6 +159,12 @@ def test_odd_pairs_are_read_as_without_lifting(
     assert lifted.equals(plain)
 
 
-def test_spans_of_collectors_files_are_lifted() -> None:
-    assert lift(compact(request(span())))[0] is not None
-    assert lift(lines(request(span())))[0] is None  # blanks behind colons: left to the parser
+def test_lines_with_and_without_blanks_are_lifted() -> None:
+    value = request(span(attributes=attributes({"a": "b", "n": 5, "d": 0.5, "t": True})))
+    for line in (compact(value), lines(value), with_numbers(value)):
+        rest, lifted = lift(line)
+        assert rest is not None
+        assert lifted is not None
+        assert lifted.keys == ["service.name", "a", "n", "d", "t"]
+        assert b"key" not in bytes(rest)
+    assert lift(json.dumps(value, indent=1).encode())[0] is None

@@ -32,7 +32,7 @@ _READ_BY_MANY = (
     "token_dependence",
     "interference_by_worker",
 )
-_ASKED = ("latency_by_observer", "phase_summary", "coverage_items")
+_ASKED = ("latency_by_observer", "phase_summary", "coverage_items", "finding_windows")
 
 # `told`: something beside samples says what it is or that it worked.
 _WORKERS = """
@@ -137,7 +137,15 @@ def _finding_dict(finding: Finding) -> dict[str, Any]:
         "sources": list(finding.sources),
         "assumptions": list(finding.assumptions),
         "suggestions": list(finding.suggestions),
+        "when": _when(finding),
     }
+
+
+def _when(finding: Finding) -> dict[str, Any] | None:
+    if finding.when is None:
+        return None
+    start, end, part = finding.when
+    return {"start": iso(start), "end": iso(end), "share": part}
 
 
 def diagnose(store: Store, slo: Slo | SloPolicy | None = None) -> Diagnosis:
@@ -264,15 +272,31 @@ def _findings(
 ) -> list[tuple[Finding, Row]]:
     """The rows of these finding queries (parameters by name), with their words."""
     found: list[tuple[Finding, Row]] = []
+    windows = _windows(store, problems)
     for name, parameters in asked.items():
         try:
             rows = store.query(name, **parameters)
-            found += [(wording.finding(name, row), row) for row in rows.iter_rows(named=True)]
+            found += [
+                (wording.finding(name, row, windows.get((row["deployment"], name))), row)
+                for row in rows.iter_rows(named=True)
+            ]
         except BaseException as error:  # one that breaks down leaves the others alone
             reraise_stop(error)
             _log.debug("finding %s failed", name, exc_info=True)
             problems.append(f"finding {name} failed: {in_one_line(error)}; {REPORT}")
     return found
+
+
+def _windows(store: Store, problems: list[str]) -> dict[tuple[str | None, str], Row]:
+    """The stretch of time in which a finding is concentrated, by deployment and finding."""
+    try:
+        rows = store.query("finding_windows").filter("concentrated").to_dicts()
+    except BaseException as error:
+        reraise_stop(error)
+        _log.debug("finding_windows failed", exc_info=True)
+        problems.append(f"when findings happened: {in_one_line(error)}; {REPORT}")
+        return {}
+    return {(row["deployment"], row["finding"]): row for row in rows}
 
 
 def _finding_queries(store: Store, slo: Slo) -> dict[str, dict[str, object]]:

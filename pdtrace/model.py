@@ -273,3 +273,4 @@ class Finding:
     sources: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
     suggestions: tuple[str, ...] = ()
+    when: tuple[int, int, float] | None = None  # start, end, share of it: where it is concentrated

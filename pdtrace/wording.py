@@ -13,6 +13,7 @@ from pdtrace import (
     _words_latency,
     _words_routing,
     _words_table,
+    _words_time,
 )
 from pdtrace._words import Row, Words, phase
 from pdtrace.model import Finding
@@ -22,7 +23,14 @@ if TYPE_CHECKING:
     from pdtrace.diagnose import Deployment
 
 MANY = 100  # so many values have a 99th percentile to speak of
-_ROOMS = (_words_latency, _words_health, _words_interference, _words_kv, _words_routing)
+_ROOMS = (
+    _words_latency,
+    _words_health,
+    _words_interference,
+    _words_kv,
+    _words_routing,
+    _words_time,
+)
 # In the order in which a finding may carry the verdict; the others only add.
 _VERDICT_CAUSES = (
     "kv_alarm", "failed_requests", "prefill_interference", "engine_queue", "kv_transfer", "router_queue",
@@ -37,8 +45,8 @@ _SAME = {
 }
 
 
-def finding(name: str, row: Row) -> Finding:
-    """A row of a finding query as a Finding."""
+def finding(name: str, row: Row, window: Row | None = None) -> Finding:
+    """A row of a finding query as a Finding; `window` is the stretch it is concentrated in, if any."""
     words = _words_of(name, row)
     low, high = row["interval_low"], row["interval_high"]
     return Finding(
@@ -46,7 +54,8 @@ def finding(name: str, row: Row) -> Finding:
         deployment=row["deployment"],
         severity=row["severity"],
         title=words.title,
-        detail=words.detail,
+        detail=f"{words.detail} {_words_time.concentrated(window)}" if window else words.detail,
+        when=(window["start_ns"], window["end_ns"], window["weight_ratio"]) if window else None,
         level=row["level"],
         value=row["value"],
         unit=row["unit"] or "",

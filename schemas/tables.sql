@@ -654,7 +654,7 @@ CREATE TABLE interference_requests (
   lost_ratio_low DOUBLE,     -- lost_low_s / decode_s
   lost_ratio_high DOUBLE,    -- lost_high_s / decode_s
   lost_per_1000_tokens_ms DOUBLE, -- what 1000 prompt tokens took from each request that was decoding, in the mean
-  flagged BOOLEAN,           -- interference is shown: p_value at most 0.01 and lost_ratio_low above 0.02; NULL cannot tell
+  flagged BOOLEAN,           -- interference is shown: p_value at most 0.01 and lost_ratio_low above 0.01; NULL cannot tell
   note VARCHAR               -- what limits the numbers, or why there are none
 );
 
@@ -690,4 +690,38 @@ CREATE TABLE slo_fluidity (
   missed_deadlines BIGINT,   -- deadlines missed: a stall of ten deadlines misses ten
   fluidity_doc DOUBLE,       -- on time / tokens: the index as documented
   fluidity_code DOUBLE       -- 1 - missed / (met + missed deadlines): the index as the published code counts it
+);
+
+-- when things changed: warm-up, changes of level, drift, restarts; of the deployment, or of a worker where the whole does not show it
+-- stage: methods
+CREATE TABLE changes (
+  deployment VARCHAR,        -- the deployment
+  worker VARCHAR,            -- the worker that it is about; NULL: the whole deployment
+  kind VARCHAR,              -- warm_up, change, drift or restart
+  metric VARCHAR,            -- arrival_rate, ttft, tpot or failures; NULL for restarts
+  at_ns BIGINT,              -- when: start of the first request after it; of a drift its middle
+  at_low_ns BIGINT,          -- 95 % interval of that instant, start
+  at_high_ns BIGINT,         -- and end
+  from_ns BIGINT,            -- start of the stretch before
+  until_ns BIGINT,           -- end of the stretch after
+  level_before DOUBLE,       -- level before: requests a second, median (ttft, tpot), share (failures); of a drift the first fifth
+  before_low DOUBLE,         -- 95 % interval, lower end
+  before_high DOUBLE,        -- upper end
+  level_after DOUBLE,        -- level after; of a drift the last fifth
+  after_low DOUBLE,          -- 95 % interval, lower end
+  after_high DOUBLE,         -- upper end
+  unit VARCHAR,              -- requests/s, ms or 1
+  requests_before BIGINT,    -- requests in the stretch before
+  requests_after BIGINT,     -- requests in the stretch after
+  p_value DOUBLE,            -- share of shuffles (warm-up: of stretches of the run) as extreme
+  cost_s DOUBLE,             -- seconds of TTFT in the worse stretch above the mean of the better (warm-up: above the median of the rest); NULL for others
+  arrival_rate_before DOUBLE, -- requests a second before
+  arrival_rate_after DOUBLE, -- and after
+  in_flight_before DOUBLE,   -- requests in flight in the mean before; NULL unknown
+  in_flight_after DOUBLE,    -- and after
+  prompt_tokens_before DOUBLE, -- median prompt before; NULL unknown
+  prompt_tokens_after DOUBLE, -- and after
+  p99_ms DOUBLE,             -- warm-up: 99th percentile of all
+  p99_without_ms DOUBLE,     -- warm-up: 99th percentile without it
+  note VARCHAR               -- restarts: what tells of them
 );

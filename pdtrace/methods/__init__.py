@@ -14,6 +14,7 @@ import polars as pl
 
 from pdtrace.methods import (
     _gap_inputs,
+    changes,
     interference_gaps,
     interference_requests,
     interference_steps,
@@ -108,6 +109,15 @@ def _transfer_requests(tables: Tables) -> dict[str, pl.DataFrame]:
     return {"transfer_requests": moved, "transfer_waits": waited}
 
 
+def _changes(tables: Tables) -> dict[str, pl.DataFrame]:
+    """Deployment after deployment; restarts of all workers at the end."""
+    found = [
+        changes.changes(tables.sql(changes.REQUESTS, deployment=deployment), deployment)
+        for deployment in tables.sql(changes.DEPLOYMENTS)["deployment"].to_list()
+    ]
+    return {"changes": pl.concat([*found, changes.restarts(tables.sql(changes.RESTARTS))])}
+
+
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
@@ -146,6 +156,12 @@ METHODS: dict[str, Method] = {
             makes=("transfer_requests", "transfer_waits"),
             needs=("transfers", "transfer_times", "phases", "requests"),
             function=_transfer_requests,
+        ),
+        Method(
+            name="changes",
+            makes=("changes",),
+            needs=("request_values", "samples", "events", "legs", "workers"),
+            function=_changes,
         ),
     )
 }

@@ -88,10 +88,10 @@ MIN_UNLIKE = 10  # fewer prompts that stand out in length are an anecdote
 MIN_VARIATION = 0.2  # prompt lengths that vary less (deviation over mean) give the test no power
 MAX_P = 0.01
 LOOKED_AT, STRETCHES = 40_000, 8  # requests that fit and test look at, in so many stretches
-MIN_SHARE = 0.02  # lower bound of lost / decode seconds from which a worker is flagged
+MIN_SHARE = 0.01  # lower bound of lost / decode seconds from which a worker is flagged
 # Width of the interval: the spread that shuffled lengths give, and the error of the model itself as
 # parts of the loss and of decode time; calibrated on simulations.
-SPREADS, MODEL_ERROR, BASE_ERROR = 2.0, 0.1, 0.005
+SPREADS, MODEL_ERROR, BASE_ERROR = 2.0, 0.25, 0.02
 
 RESULT_SCHEMA: dict[str, type[pl.DataType]] = {
     "worker": pl.String, "deployment": pl.String, "role": pl.String, "observer": pl.String,

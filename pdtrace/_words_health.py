@@ -92,7 +92,16 @@ def clock_skew(row: Row) -> Words:
     """Clocks disagree, or the times do."""
     parts = []
     if row["clocks_off"]:
-        parts.append(f"{plural(row['clocks_off'], 'clock')} off by up to {duration(row['value'])}")
+        width = row["half_width_ms"]
+        parts.append(
+            f"{plural(row['clocks_off'], 'clock')} off by up to {duration(row['value'])}"
+            + (f" ± {duration(width)}" if width is not None else "")
+            + (f", drifting by up to {row['drift_ppm']:.1f} ppm" if row["drift_ppm"] else "")
+        )
+    if row["infeasible_windows"]:
+        parts.append(
+            f"in {plural(row['infeasible_windows'], 'window')} of a minute bounds cross: a clock stepped or messages were paired wrongly"
+        )
     if row["clocks_wide"]:
         parts.append(f"{plural(row['clocks_wide'], 'clock')} known only roughly")
     if row["early_requests"]:
@@ -108,7 +117,7 @@ def clock_skew(row: Row) -> Words:
     return Words(
         title="times of different records do not fit together exactly",
         detail="; ".join(parts)
-        + ". Nothing was clamped; only a worker whose clock is clearly off was shifted, by the middle of its bounds.",
+        + ". Nothing was clamped; only a worker whose clock is clearly off was shifted, minute by minute, by the middle of its bounds.",
         suggestions=("synchronising the hosts' clocks, or comparing only times of one host",),
     )
 

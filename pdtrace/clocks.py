@@ -6,18 +6,18 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from pdtrace._clock_windows import LEAST_PAIRS, Offsets, offsets
 from pdtrace.store import Store
 
 LOW_QUANTILE = 0.05  # of (arrival - client's start): the request that was least delayed
-WINDOW_NS = 60 * 10**9
-LEAST_PAIRS = 5  # hops between two workers, fewer say nothing of their clocks
-CLEAR_NS = 2 * 10**6  # a bound this far from zero is skew, nearer may be rounding
+CLEAR_NS = 50_000  # a bound this far from zero is skew, nearer may be rounding
 _SCHEMA = {
     "deployment": pl.String, "domain": pl.String, "reference": pl.String, "offset_ns": pl.Int64,
     "half_width_ns": pl.Int64, "drift_ppm": pl.Float64, "pairs": pl.Int64,
-    "residual_p50_ns": pl.Int64, "residual_p95_ns": pl.Int64, "method": pl.String,
+    "residual_p50_ns": pl.Int64, "residual_p95_ns": pl.Int64, "windows": pl.Int64,
+    "infeasible_windows": pl.Int64, "method": pl.String,
 }  # fmt: skip
-SHIFTED = "hop bounds; instants of this worker shifted by the midpoint"
+SHIFTED = "hop bounds; instants of this worker shifted by the midpoint, minute by minute"
 
 
 def align(store: Store) -> None:
@@ -99,7 +99,8 @@ def _hosts(store: Store) -> list[dict[str, object]]:
         return []
     hops = store.sql(
         """SELECT p.deployment, p.worker AS a, c.worker AS b, p.start_ns AS sent, p.end_ns AS back,
-                  c.start_ns AS received, c.end_ns AS answered
+                  c.start_ns AS received, c.end_ns AS answered,
+                  coalesce(greatest(p.resolution_ns, c.resolution_ns), 1) AS resolution
            FROM legs c JOIN legs p ON p.trace_id = c.trace_id AND p.span_id = c.parent_span_id
              AND p.request IS NOT DISTINCT FROM c.request
            LEFT JOIN workers wa ON wa.worker = p.worker LEFT JOIN workers wb ON wb.worker = c.worker
@@ -113,124 +114,131 @@ def _hosts(store: Store) -> list[dict[str, object]]:
     if hops.height < LEAST_PAIRS:
         return []
     found: list[dict[str, object]] = []
+    windows = [store.sql("FROM clock_windows")]
     for key, part in hops.group_by(["deployment", "a", "b"], maintain_order=True):
         if part.height < LEAST_PAIRS:
             continue
         deployment, a, b = (None if k is None else str(k) for k in key)
-        found.append(
-            {
-                "deployment": deployment,
-                "domain": b,
-                "reference": a,
-                **hop_bounds(part),
-                "pairs": part.height,
-            }
-        )
-    _shift(store, [row for row in found if row["method"] == SHIFTED])
+        bounds, moving = hop_bounds(part)
+        name: dict[str, object] = {"deployment": deployment, "domain": b, "reference": a}
+        found.append({**name, **bounds, "pairs": part.height})
+        if moving is not None:
+            windows.append(_windows(name, moving))
+    if len(windows) > 1:
+        _shift(store, pl.concat(windows[1:]))
+        store.replace("clock_windows", pl.concat(windows))
     return found
 
 
-def hop_bounds(hops: pl.DataFrame) -> dict[str, object]:
-    """Offset of the server's clock against the client's from hops (sent, received, answered, back).
+def hop_bounds(hops: pl.DataFrame) -> tuple[dict[str, object], Offsets | None]:
+    """Row of clocks for the server's clock against the client's, and the offset stretch by stretch.
 
-    theta <= received - sent and theta >= answered - back for every hop, after a linear drift is
-    taken out. Ends that come before the server's own (clients that stop at the response headers)
-    make the bounds cross; then only the upper bound is known and nothing is shifted.
+    From hops (sent, received, answered, back). Ends that come before the server's own (clients that
+    stop at the response headers) make the bounds cross everywhere; then only the upper bound is
+    known and nothing is shifted. Bounds that cross in some stretches mark these.
     """
-    sent = hops["sent"].to_numpy().astype(np.int64)
-    upper = (hops["received"] - hops["sent"]).to_numpy().astype(np.float64)
-    closed = hops.with_row_index("i").filter(
-        pl.col("back").is_not_null() & pl.col("answered").is_not_null()
-    )
-    at = closed["i"].to_numpy()
-    lower = (closed["answered"] - closed["back"]).to_numpy().astype(np.float64)
-    drift = _drift(sent, upper, at, lower)
-    middle = float(sent.mean())
-    upper = upper - drift * (sent - middle)
-    lower = lower - drift * (sent[at] - middle)
-    high = float(upper.min())
-    low = float(lower.max()) if lower.size else -np.inf
-    if not np.isfinite(low) or low > high:
-        method = (
-            "hop bounds cross (hops end before their server): upper bound only, nothing shifted"
-        )
-        if not np.isfinite(low):
-            method = "hop starts only: upper bound, nothing shifted"
-        return {"offset_ns": int(high), "half_width_ns": None, "method": method}
-    offset, half = int((low + high) / 2), int((high - low) / 2) + 1
-    clear = low > max(CLEAR_NS, high - low) or high < -CLEAR_NS
+    closed = hops.filter(pl.col("back").is_not_null() & pl.col("answered").is_not_null())
+    sent, received = (hops[n].to_numpy().astype(np.int64) for n in ("sent", "received"))
+    answered, back = (closed[n].to_numpy().astype(np.int64) for n in ("answered", "back"))
+    found = offsets(sent, received, answered, back)
+    good = found.feasible
+    counts: dict[str, object] = {
+        "windows": len(good), "infeasible_windows": int((~good).sum()) if closed.height else None,
+    }  # fmt: skip
+    if 2 * good.sum() < len(good):
+        # without the drift: ends that are no ends say nothing of it
+        high = int((received - sent).min())
+        method = "hop starts only: upper bound, nothing shifted"
+        if closed.height:
+            method = (
+                "hop bounds cross (hops end before their server): upper bound only, nothing shifted"
+            )
+        return {"offset_ns": high, "half_width_ns": None, "method": method, **counts}, None
+    coarse = int(hops["resolution"].max() or 1) if "resolution" in hops.columns else 1  # type: ignore[arg-type]
+    margin = max(CLEAR_NS, 2 * coarse)
+    clear = bool(((found.low > margin) | (found.high < -margin))[good].any())
     method = SHIFTED if clear else "hop bounds; compatible with no offset, nothing shifted"
-    return {
-        "offset_ns": offset,
-        "half_width_ns": half,
-        "drift_ppm": drift * 1e6 if drift else None,
+    row = {
+        "offset_ns": int(np.median(found.offsets)),
+        "half_width_ns": int(((found.high - found.low)[good] / 2).max()) + 1,
+        "drift_ppm": found.drift * 1e6 if found.drift else None,
         "method": method,
     }
+    return {**row, **counts}, found if clear else None
 
 
-def _drift(
-    sent: npt.NDArray[np.int64],
-    upper: npt.NDArray[np.float64],
-    at: npt.NDArray[np.uint32],
-    lower: npt.NDArray[np.float64],
-) -> float:
-    """Slope of the midpoints of the bounds over windows of 60 s; 0 with too few windows."""
-    window = (sent - sent.min()) // WINDOW_NS
-    times, middles = [], []
-    for w in np.unique(window):
-        ups, lows = upper[window == w], lower[window[at] == w]
-        if ups.size >= LEAST_PAIRS and lows.size >= LEAST_PAIRS:
-            times.append(float(sent[window == w].mean()))
-            middles.append((float(ups.min()) + float(lows.max())) / 2)
-    if len(times) < 3:
-        return 0.0
-    x = np.asarray(times) - np.mean(times)
-    return float((x * (np.asarray(middles) - np.mean(middles))).sum() / (x * x).sum())
-
-
-def _shift(store: Store, skewed: list[dict[str, object]]) -> None:
-    """Move what the skewed workers stamped onto the clock of the outermost worker before them."""
-    total: dict[str, int] = {}
-    before = {
-        str(row["domain"]): row
-        for row in sorted(skewed, key=lambda r: (str(r["domain"]), -_pairs(r)))[::-1]
-    }
-    for worker in before:
-        total[worker] = _chain_offset(worker, before)
-    if not total:
-        return
-    frame = pl.DataFrame({"worker": list(total), "theta": list(total.values())})
-    store.connection.register("_theta", frame.to_arrow())
-    store.execute(
-        """CREATE OR REPLACE TEMP TABLE _skewed AS
-           SELECT l.leg, t.theta FROM legs l JOIN _theta t USING (worker)"""
+def _windows(row: dict[str, object], found: Offsets) -> pl.DataFrame:
+    """Rows of clock_windows: the offset of each stretch; half width NULL where bounds cross."""
+    good = found.feasible
+    half = np.where(good, (found.high - found.low) / 2 + 1, np.nan)
+    starts = (found.edges + found.origin).astype(np.int64)
+    return pl.DataFrame(
+        {
+            "deployment": [row["deployment"]] * len(good),
+            "domain": [row["domain"]] * len(good),
+            "reference": [row["reference"]] * len(good),
+            "start_ns": starts,
+            "middle_ns": (found.middles + found.origin).astype(np.int64),
+            "offset_ns": np.round(found.offsets).astype(np.int64),
+            "half_width_ns": pl.Series(half).fill_nan(None).round().cast(pl.Int64),
+            "drift_ppm": np.full(len(good), found.drift * 1e6),
+            "feasible": good,
+        },
+        schema_overrides={"deployment": pl.String},
     )
-    for table, key, other, columns in (
-        ("intervals", "leg", "_skewed", ("start_ns", "end_ns")),
-        ("streams", "leg", "_skewed", ("first_ns",)),
-        ("legs", "leg", "_skewed", ("start_ns", "first_token_ns", "last_token_ns", "end_ns")),
-        ("transfers", "leg", "_skewed", ("start_ns", "end_ns")),
-        ("decisions", "router", "_theta", ("time_ns",)),
-        ("steps", "worker", "_theta", ("start_ns", "start_lower_ns", "start_upper_ns")),
-        ("samples", "worker", "_theta", ("time_ns",)),
-        ("events", "worker", "_theta", ("time_ns",)),
-    ):
-        moves = ", ".join(f"{column} = {column} - t.theta" for column in columns)
-        theirs = "leg" if other == "_skewed" else "worker"
-        store.execute(f"UPDATE {table} SET {moves} FROM {other} t WHERE {table}.{key} = t.{theirs}")
-    store.execute("DROP TABLE _skewed")
-    store.connection.unregister("_theta")
 
 
-def _pairs(row: dict[str, object]) -> int:
-    return int(str(row["pairs"]))
+def _shift(store: Store, windows: pl.DataFrame) -> None:
+    """Move what the skewed workers stamped onto the clock of the outermost worker before them.
+
+    Link after link of the chain router -> engine, the innermost first: each takes off the offset of
+    the stretch and the drift inside it.
+    """
+    pairs = windows.group_by("domain", "reference").len().sort("domain", "len", "reference")
+    before = dict(pairs.select("domain", "reference").iter_rows())
+    for worker in before:
+        domain, seen = worker, set[str]()
+        while domain in before and domain not in seen:
+            seen.add(domain)
+            link = (pl.col("domain") == domain) & (pl.col("reference") == before[domain])
+            _move(store, worker, windows.filter(link))
+            domain = before[domain]
 
 
-def _chain_offset(worker: str, before: dict[str, dict[str, object]]) -> int:
-    """Offset against the first worker of the chain router -> engine; circles stop."""
-    offset, seen = 0, set()
-    while worker in before and worker not in seen:
-        seen.add(worker)
-        offset += int(str(before[worker]["offset_ns"]))
-        worker = str(before[worker]["reference"])
-    return offset
+def _move(store: Store, worker: str, link: pl.DataFrame) -> None:
+    """Take one link's offset off everything that a worker stamped."""
+    spans = link.sort("start_ns").select(
+        "offset_ns", "middle_ns", drift=pl.col("drift_ppm") / 1e6,
+        # the first stretch reaches back, the last one on
+        low=pl.when(pl.int_range(pl.len()) == 0).then(pl.lit(-(2**62))).otherwise("start_ns"),
+        high=pl.col("start_ns").shift(-1).fill_null(2**62),
+    )  # fmt: skip
+    store.connection.register("_spans", spans.to_arrow())
+    mine = store.sql("SELECT leg, start_ns FROM legs WHERE worker = $w", w=worker)
+    store.connection.register("_mine", mine.to_arrow())
+    store.execute(
+        """CREATE OR REPLACE TEMP TABLE _moved AS SELECT m.leg, s.* FROM _mine m
+           JOIN _spans s ON coalesce(m.start_ns, s.middle_ns) >= s.low
+             AND coalesce(m.start_ns, s.middle_ns) < s.high
+           QUALIFY row_number() OVER (PARTITION BY m.leg ORDER BY s.low) = 1"""
+    )
+    by_leg = "_moved s WHERE {0}.leg = s.leg"
+    name = worker.replace("'", "''").replace("{", "{{").replace("}", "}}")
+    by_time = "_spans s WHERE {0}.worker = '" + name + "' AND {1} >= s.low AND {1} < s.high"
+    for table, which, at, columns in (
+        ("intervals", by_leg, "", ("start_ns", "end_ns")),
+        ("streams", by_leg, "", ("first_ns",)),
+        ("legs", by_leg, "", ("start_ns", "first_token_ns", "last_token_ns", "end_ns")),
+        ("steps", by_time, "coalesce(steps.start_ns, steps.start_lower_ns)",
+         ("start_ns", "start_lower_ns", "start_upper_ns")),
+        ("samples", by_time, "samples.time_ns", ("time_ns",)),
+        ("events", by_time, "events.time_ns", ("time_ns",)),
+    ):  # fmt: skip
+        moves = ", ".join(
+            f"{c} = {table}.{c} - s.offset_ns - round(s.drift * ({table}.{c} - s.middle_ns))::BIGINT"
+            for c in columns
+        )
+        store.execute(f"UPDATE {table} SET {moves} FROM {which.format(table, at)}")
+    store.execute("DROP TABLE _moved")
+    for view in ("_spans", "_mine"):
+        store.connection.unregister(view)

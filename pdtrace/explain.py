@@ -33,12 +33,44 @@ def explain(store: Store, wanted: str) -> dict[str, Any]:
                 _phases(store, request, row, names),
                 _legs(store, request, row, names),
                 _edges(store, request),
+                _clocks(store, request, names),
                 _reported(store, request),
                 _streams(store, request),
             )
             if section["rows"]
         ],
     }
+
+
+def _clocks(store: Store, request: str, names: dict[str, str]) -> dict[str, Any]:
+    """By how much the clocks of its workers were moved, and how well that is known."""
+    found = _rows(
+        store,
+        """SELECT c.domain, c.reference, w.offset_ns, w.half_width_ns, w.drift_ppm, w.feasible
+           FROM clocks c
+           JOIN clock_windows w ON w.domain = c.domain AND w.reference = c.reference
+           JOIN (SELECT worker, min(start_ns) AS start_ns FROM legs WHERE request = ? GROUP BY worker) l
+             ON l.worker = c.domain AND w.start_ns <= coalesce(l.start_ns, w.start_ns)
+           QUALIFY row_number() OVER (PARTITION BY c.domain, c.reference ORDER BY w.start_ns DESC) = 1
+           ORDER BY c.domain""",
+        request,
+    )
+    rows = [
+        {
+            "clock of": names.get(row["domain"], row["domain"]),
+            "against": names.get(row["reference"], row["reference"]),
+            "moved by": _signed(-row["offset_ns"]),
+            "±": "unknown: bounds cross"
+            if row["half_width_ns"] is None
+            else numbers.duration(row["half_width_ns"] / 1e6),
+        }
+        for row in found
+    ]
+    return {"title": "Clocks that were moved", "rows": rows}
+
+
+def _signed(offset_ns: int) -> str:
+    return ("-" if offset_ns < 0 else "+") + numbers.duration(abs(offset_ns) / 1e6)
 
 
 def _after(instant: int | None, origin: int | None, resolution_ns: int | None = None) -> str:

@@ -450,6 +450,8 @@ CREATE TABLE clocks (
   pairs BIGINT,              -- message pairs or matched requests behind it
   residual_p50_ns BIGINT,    -- median residual of the matches
   residual_p95_ns BIGINT,    -- 95th percentile
+  windows BIGINT,            -- stretches of a minute or more that were bounded one by one; NULL for domains without epoch
+  infeasible_windows BIGINT, -- of them, those whose bounds cross: a clock step or messages paired wrongly; NULL unknown
   method VARCHAR             -- how it was found
 );
 
@@ -512,6 +514,21 @@ CREATE TABLE transfer_fits (
   contention_low_ratio DOUBLE,  -- 95 % interval, lower end
   contention_high_ratio DOUBLE, -- upper end
   note VARCHAR               -- what limits the numbers, or why there are none
+);
+
+-- offset of a worker's clock minute by minute, where its instants were shifted by it
+-- stage: derived
+-- key: domain, reference, start_ns
+CREATE TABLE clock_windows (
+  deployment VARCHAR,        -- deployment
+  domain VARCHAR,            -- worker whose clock it is
+  reference VARCHAR,         -- worker it is measured against
+  start_ns BIGINT,           -- start of the stretch (clock of the reference); it ends where the next begins
+  middle_ns BIGINT,          -- instant at which offset_ns holds exactly
+  offset_ns BIGINT,          -- domain = reference + offset, and drift x (t - middle_ns); of infeasible stretches between its neighbours
+  half_width_ns BIGINT,      -- plus or minus this; NULL where bounds cross
+  drift_ppm DOUBLE,          -- drift, the same for all stretches
+  feasible BOOLEAN           -- false: bounds cross (a clock step, or messages paired wrongly)
 );
 
 -- decode seconds lost to prefill on one worker and rank, from its engine steps (evidence level A)

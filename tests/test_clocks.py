@@ -8,7 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pdtrace import clocks
+from pdtrace import clocks, explain
+from pdtrace._clock_windows import Offsets, offsets
 from pdtrace.store import Store
 
 MS = 10**6
@@ -41,28 +42,112 @@ def hops(
 
 
 def test_no_offset_is_not_shifted() -> None:
-    found = clocks.hop_bounds(hops(0))
+    found, _ = clocks.hop_bounds(hops(0))
     assert abs(found["offset_ns"]) < 0.1 * MS  # type: ignore[arg-type]
     assert "nothing shifted" in str(found["method"])
 
 
 @pytest.mark.parametrize("theta", [50 * MS, -50 * MS])
 def test_clear_offset_is_found_within_its_half_width(theta: int) -> None:
-    found = clocks.hop_bounds(hops(theta))
+    found, _ = clocks.hop_bounds(hops(theta))
     assert found["method"] == clocks.SHIFTED
     assert abs(found["offset_ns"] - theta) <= found["half_width_ns"] < 0.3 * MS  # type: ignore[operator]
 
 
 def test_drift_is_taken_out() -> None:
-    found = clocks.hop_bounds(hops(20 * MS, drift=50e-6))
+    found, _ = clocks.hop_bounds(hops(20 * MS, drift=50e-6))
     assert found["drift_ppm"] == pytest.approx(50, abs=2)
     assert abs(found["offset_ns"] - 20 * MS) <= found["half_width_ns"] < 1 * MS  # type: ignore[operator]
 
 
 def test_hops_that_end_before_their_server_give_an_upper_bound_only() -> None:
-    found = clocks.hop_bounds(hops(0, back_ms=-80))
+    found, _ = clocks.hop_bounds(hops(0, back_ms=-80))
     assert found["half_width_ns"] is None
     assert "cross" in str(found["method"])
+
+
+def two_way(seed: int, pairs: int = 200) -> tuple[pl.DataFrame, Any]:
+    """300 s of hops: offset N(0, 50 ms), drift +-50 ppm, one-way delay of 0.15 ms in the median."""
+    rng = np.random.default_rng(seed)
+    theta, drift = rng.normal(0, 50 * MS), rng.uniform(-50e-6, 50e-6)
+    sent = np.sort(rng.uniform(0, 300e9, pairs))
+    there = sent + 0.15 * MS * rng.lognormal(0, 0.5, pairs)
+    home = there + rng.exponential(2e9, pairs)
+    back = home + 0.15 * MS * rng.lognormal(0, 0.5, pairs)
+
+    def ahead(at: Any) -> Any:
+        return theta + drift * (at - 150e9)
+
+    columns = (sent, there + ahead(there), home + ahead(home), back)
+    frame = pl.DataFrame(
+        {
+            n: np.round(v).astype(np.int64) + T0
+            for n, v in zip(("sent", "received", "answered", "back"), columns, strict=True)
+        }
+    )
+    return frame, ahead
+
+
+def corrected(instants: Any, found: Offsets) -> Any:
+    since = instants - found.origin
+    stretch = np.maximum(np.searchsorted(found.edges, since, "right") - 1, 0)
+    return instants - (
+        found.offsets[stretch] + found.drift * (since - found.middles[stretch])
+    ).round().astype(np.int64)
+
+
+def bounded(frame: pl.DataFrame) -> Offsets:
+    return offsets(*(frame[n].to_numpy() for n in ("sent", "received", "answered", "back")))
+
+
+def test_two_hundred_messages_tell_an_offset_to_a_tenth_of_a_millisecond() -> None:
+    errors, negative, messages = [], 0, 0
+    for seed in range(40):
+        frame, ahead = two_way(seed)
+        found = bounded(frame)
+        assert found.feasible.all()
+        truth = ahead(found.middles + found.origin - T0)
+        errors += list(np.abs(found.offsets - truth))
+        assert (np.abs(found.offsets - truth) <= (found.high - found.low) / 2 + 0.05 * MS).all()
+        received, answered = (
+            corrected(frame[n].to_numpy(), found) for n in ("received", "answered")
+        )
+        negative += int((received < frame["sent"].to_numpy()).sum())
+        negative += int((frame["back"].to_numpy() < answered).sum())
+        messages += 2 * frame.height
+    assert np.quantile(errors, 0.95) <= 0.1 * MS
+    assert negative <= 0.001 * messages
+
+
+def test_few_messages_show_their_width() -> None:
+    widths = [bounded(two_way(seed, 20)[0]) for seed in range(10)]
+    many = [bounded(two_way(seed, 200)[0]) for seed in range(10)]
+
+    def width(found: list[Offsets]) -> float:
+        return float(
+            np.median([(f.high - f.low)[f.feasible].max() for f in found if f.feasible.any()])
+        )
+
+    assert width(widths) > 1.2 * width(many)
+
+
+def test_a_clock_step_marks_its_minute_and_is_not_clamped() -> None:
+    frame, _ = two_way(3)
+    late = pl.col("sent") > T0 + 150_000_000_000
+    stepped = frame.with_columns(
+        pl.when(late).then(pl.col(n) + 40 * MS).otherwise(n) for n in ("received", "answered")
+    )
+    found = bounded(stepped)
+    assert (~found.feasible).any()
+    row, _ = clocks.hop_bounds(stepped)
+    assert row["half_width_ns"] is None or row["infeasible_windows"]
+
+
+def test_one_way_messages_give_an_upper_bound_only() -> None:
+    frame = two_way(1)[0].with_columns(pl.lit(None, pl.Int64).alias("back"))
+    row, moving = clocks.hop_bounds(frame)
+    assert (row["half_width_ns"], moving) == (None, None)
+    assert "upper bound" in str(row["method"])
 
 
 def test_domain_offset_is_the_least_delayed_request() -> None:
@@ -149,6 +234,38 @@ def test_skewed_worker_is_moved_with_all_that_it_stamped_and_only_once(store: St
     start = store.sql("SELECT start_ns FROM legs WHERE leg = 'e3'").item()
     assert store.sql("SELECT start_ns FROM intervals").item() == start
     assert store.sql("SELECT start_ns FROM steps").item() == start
+
+
+def test_a_drifting_worker_is_moved_minute_by_minute_and_explain_says_so(store: Store) -> None:
+    frame, _ = two_way(5)
+    legs: list[dict[str, Any]] = []
+    for n, (sent, received, answered, back) in enumerate(frame.iter_rows()):
+        shared = {"deployment": "d", "request": f"q{n}", "trace_id": f"t{n}", "resolution_ns": 1}
+        hop = {"leg": f"h{n}", "worker": "instance:r", "observer": "router", "container": True}
+        served = {"leg": f"e{n}", "worker": "instance:{e}", "observer": "engine"}
+        legs.append({**shared, **hop, "span_id": "h", "start_ns": sent, "end_ns": back})
+        legs.append({**shared, **served, "span_id": "e", "parent_span_id": "h",
+                     "container": False, "start_ns": received, "end_ns": answered})  # fmt: skip
+    store.append("legs", legs)
+    store.append("workers", [{"worker": "instance:r"}, {"worker": "instance:{e}"}])
+    store.append("requests", [{"request": "q7", "deployment": "d"}])
+    step = {"worker": "instance:{e}", "seq": 1, "start_ns": frame["received"][100]}
+    store.append("steps", [step])
+    clocks.align(store)
+    early = store.sql(
+        """SELECT count(*) FILTER (e.start_ns < h.start_ns OR e.end_ns > h.end_ns) AS n
+           FROM legs e JOIN legs h USING (trace_id) WHERE e.leg LIKE 'e%' AND h.leg LIKE 'h%'"""
+    ).item()
+    assert early == 0
+    assert (
+        store.sql("SELECT start_ns FROM steps").item()
+        == store.sql("SELECT start_ns FROM legs WHERE leg = 'e100'").item()
+    )
+    row = store.sql("FROM clocks").row(0, named=True)
+    assert row["half_width_ns"] < 0.2 * MS
+    assert (row["windows"], row["infeasible_windows"]) == (store.count("clock_windows"), 0)
+    told = {s["title"]: s["rows"] for s in explain.explain(store, "q7")["sections"]}
+    assert told["Clocks that were moved"][0]["±"].endswith("ms")
 
 
 def test_workers_of_one_host_have_one_clock(store: Store) -> None:

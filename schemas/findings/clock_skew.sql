@@ -1,7 +1,8 @@
 -- clock_skew: whether the clocks behind this deployment's records agree well enough for its
 -- numbers.
 --
--- Four signs: a worker's clock is off by more than its own uncertainty and min_offset_ms; an offset
+-- Five signs: bounds on an offset cross in some minutes (a clock stepped, or messages were paired
+-- wrongly); a worker's clock is off by more than its own uncertainty and min_offset_ms; an offset
 -- is known only to a wide interval; the partition met negative remainders or had to cut what stuck
 -- out of a window; legs begin before the leg that caused them. Work that goes on after the last
 -- token that the outermost observer saw is no sign, as long as most requests have none: servers
@@ -39,10 +40,12 @@
 --   worst_early_ms     DOUBLE     ms  largest such lead; NULL none
 --   worst_clip_ms      DOUBLE     ms  most that was cut from one request; NULL none
 --   drift_ppm          DOUBLE     largest drift; NULL unknown
+--   infeasible_windows  BIGINT    stretches of a minute or more in which bounds cross, among clocks that were bounded otherwise
+--   half_width_ms      DOUBLE     ms  uncertainty of the largest offset; NULL unknown
 WITH offset_domain AS (
   SELECT deployment, domain, abs(offset_ns) / 1e6 AS offset_ms,
     coalesce(half_width_ns, 0) / 1e6 AS half_ms, half_width_ns IS NOT NULL AS width_known,
-    drift_ppm,
+    drift_ppm, CASE WHEN half_width_ns IS NOT NULL THEN infeasible_windows END AS infeasible,
     abs(offset_ns) - coalesce(half_width_ns, 0) > min_offset_ms * 1e6 AS off,
     coalesce(half_width_ns > max_half_width_ms * 1e6, false) AS wide
   FROM clocks
@@ -55,6 +58,7 @@ deployment_clock AS (
     arg_max(CASE WHEN width_known THEN half_ms END, offset_ms) FILTER (off OR wide) AS half_ms,
     max(offset_ms - half_ms) FILTER (off) AS sure_ms,
     max(abs(drift_ppm)) AS drift_ppm,
+    coalesce(sum(infeasible), 0)::BIGINT AS infeasible_windows,
     list(domain ORDER BY offset_ms DESC, domain) FILTER (off OR wide) AS domains
   FROM offset_domain
   GROUP BY deployment
@@ -133,7 +137,9 @@ SELECT j.deployment,
   coalesce(clocks_off, 0) AS clocks_off, coalesce(clocks_wide, 0) AS clocks_wide,
   coalesce(negative_requests, 0) AS negative_requests,
   coalesce(clipped_requests, 0) AS clipped_requests,
-  coalesce(early_requests, 0) AS early_requests, worst_early_ms, worst_clip_ms, drift_ppm
+  coalesce(early_requests, 0) AS early_requests, worst_early_ms, worst_clip_ms, drift_ppm,
+  coalesce(infeasible_windows, 0) AS infeasible_windows, half_ms AS half_width_ms
 FROM joined AS j
 LEFT JOIN deployment_sources AS s ON s.deployment = j.deployment AND s.evidence = 'requests'
-WHERE coalesce(clocks_off, 0) + coalesce(clocks_wide, 0) > 0 OR coalesce(signs, 0) > 0
+WHERE coalesce(clocks_off, 0) + coalesce(clocks_wide, 0) + coalesce(infeasible_windows, 0) > 0
+  OR coalesce(signs, 0) > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from pdtrace._words import Row, Words, sentence
-from pdtrace.numbers import count, duration, plural, seconds, share
+from pdtrace.numbers import duration, plural, seconds, share
 
 _NOUNS = {
     "arrival_rate": "arrivals",
@@ -121,19 +121,16 @@ def regime_change(row: Row) -> Words:
 def warm_up(row: Row) -> Words:
     """The first requests were slower."""
     noun = "first tokens" if row["metric"] == "ttft" else "streams"
-    busier = (
-        row["in_flight_before"] is not None
-        and row["in_flight_after"] is not None
-        and row["in_flight_before"] >= 1.5 * row["in_flight_after"]
-    )
+    first, later = row["arrival_rate_before"], row["arrival_rate_after"]
+    busier = first is not None and later is not None and first >= 1.5 * later
     return Words(
         title=f"warm-up: {noun} of the first {plural(row['requests'], 'request')} were slower",
         detail=sentence(
             f"Median {duration(row['level_before'])} against {duration(row['level_after'])} after it, over the first "
             f"{seconds(row['warm_up_s'])}.",
             f"With them p99 is {duration(row['p99_ms'])}, without {duration(row['p99_without_ms'])}.",
-            f"More requests were in flight meanwhile ({count(row['in_flight_before'])} against "
-            f"{count(row['in_flight_after'])}): a burst at the start explains it as well as cold caches."
+            f"Requests came faster meanwhile ({_short(first)}/s against {_short(later)}/s): a burst at the start "
+            "explains it as well as cold caches."
             if busier
             else None,
         ),

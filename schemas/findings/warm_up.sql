@@ -1,6 +1,6 @@
 -- warm_up: the first requests of the run were slower than any other stretch of as many was.
 --
--- Cold caches, compilation, or a start-up burst: requests in flight and cached tokens tell them
+-- Cold caches, compilation, or a start-up burst: how fast requests came tells these
 -- apart only in part. The figures without these requests stand beside those with them. Severity:
 -- warning when they make the 99th percentile worse by half or more, info otherwise. Level C:
 -- durations of requests in the order of arrival.
@@ -29,8 +29,8 @@
 --   level_after       DOUBLE     ms  median after it
 --   p99_ms            DOUBLE     ms  99th percentile of all
 --   p99_without_ms    DOUBLE     ms  99th percentile without the warm-up
---   in_flight_before  DOUBLE     requests in flight during the warm-up; NULL unknown
---   in_flight_after   DOUBLE     and after it
+--   arrival_rate_before  DOUBLE  requests/s  arrivals during the warm-up; NULL unknown
+--   arrival_rate_after   DOUBLE  requests/s  and after it
 WITH chosen AS (
   SELECT *
   FROM changes
@@ -54,7 +54,7 @@ SELECT c.deployment,
   []::STRUCT(request VARCHAR, "value" DOUBLE)[] AS culprits,
   coalesce(s.paths, []) AS sources,
   metric, at_ns AS until_ns, (at_ns - from_ns) / 1e9 AS warm_up_s, level_before, level_after, p99_ms,
-  p99_without_ms, in_flight_before, in_flight_after
+  p99_without_ms, arrival_rate_before, arrival_rate_after
 FROM chosen AS c
 LEFT JOIN workers_of AS w ON w.deployment IS NOT DISTINCT FROM c.deployment
 LEFT JOIN deployment_sources AS s ON s.deployment = c.deployment AND s.evidence = 'requests'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pdtrace import numbers
@@ -51,9 +51,9 @@ def verdict(
     closed = [r for r in rankings if r.result == "not_comparable" and r.metric != "goodput"]
     parts = []
     if closed:
-        reasons = list(dict.fromkeys(reason for r in closed for reason in r.reasons))
+        reasons = _by_status(dict.fromkeys(reason for r in closed for reason in r.reasons))
         which = "" if len(closed) == 4 else f" in {', '.join(NAMES[r.metric] for r in closed)}"
-        parts.append(f"not comparable{which}: {', '.join(reasons)}")
+        parts.append(f"not comparable{which}: {reasons}")
     for side in ("A", "B"):
         better = [r.metric for r in rankings if r.result == side]
         if better:
@@ -73,6 +73,17 @@ def verdict(
     if winner:
         parts.insert(0, f"{winner} is better")
     return "; ".join(parts) + "."
+
+
+def _by_status(reasons: Iterable[str]) -> str:
+    """What differs first, then what nobody knows."""
+    parts = []
+    for status in ("different", "unknown"):
+        ending = f" ({status})"
+        names = [reason.removesuffix(ending) for reason in reasons if reason.endswith(ending)]
+        if names:
+            parts.append(f"{status}: {', '.join(names)}")
+    return "; ".join(parts)
 
 
 def _size(metric: str, side: str, figures: Sequence[Delta]) -> str:
@@ -129,7 +140,7 @@ def _pair(pair: Pair, comparison: Comparison) -> list[Block]:
     return [
         Block(title, strong=(pair.verdict,), lines=tuple(x for x in (where, pair.attribution) if x)),
         Block("Conditions", heads=("condition", "is it the same?", "A", "B", "remark"),
-              rows=tuple(_condition(c) for c in pair.conditions)),
+              rows=tuple(_condition(c) for c in pair.conditions), lines=_vouching(pair.conditions)),
         Block("Differences (B − A)", heads=DELTA_HEADS, fixed=DELTA_HEADS,
               rows=tuple(_delta(d) for d in pair.deltas if d.group != "phase"),
               lines=_notes([d for d in pair.deltas if d.group != "phase"])),
@@ -139,6 +150,16 @@ def _pair(pair: Pair, comparison: Comparison) -> list[Block]:
             (str(f["id"]), str(f["change"]), str(f["title_a"] or ""), str(f["title_b"] or "")) for f in pair.findings)),
         Block("Assumed", items=pair.assumptions),
     ]  # fmt: skip
+
+
+def _vouching(known: Sequence[Condition]) -> tuple[str, ...]:
+    """How to go on where the data do not say enough."""
+    open_ = [c.id for c in known if c.status == "unknown" and c.blocks and c.blocks != ("goodput",)]
+    if not open_:
+        return ()
+    return (
+        f"what the data do not say you may vouch for: --same {open_[-1]}, or --same unknown for all of it",
+    )
 
 
 def _condition(c: Condition) -> tuple[str, ...]:

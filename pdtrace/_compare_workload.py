@@ -12,6 +12,7 @@ from pdtrace._compare_side import Side
 from pdtrace.methods import two_samples
 from pdtrace.methods.statistics import Floats
 
+SPREAD = 10  # below so many values the error of their mean is not known
 FEW = 30  # below so many values "no difference found" says nothing
 SURE = 0.01  # chance below which distributions are held to differ
 DISTANCE = 0.05  # distance of two distributions below which a difference does not matter
@@ -67,7 +68,11 @@ def _same_lengths(a: Floats, b: Floats) -> tuple[Status, str]:
     distance, chance = two_samples.kolmogorov_smirnov(a, b)
     mean = b.mean() / a.mean() - 1 if a.mean() > 0 else float("inf")
     error = np.hypot(a.std() / np.sqrt(len(a)), b.std() / np.sqrt(len(b)))
-    sure_mean = abs(b.mean() - a.mean()) > 2.58 * error and abs(mean) > MEAN
+    sure_mean = (
+        abs(b.mean() - a.mean()) > 2.58 * error
+        and abs(mean) > MEAN
+        and min(len(a), len(b)) >= SPREAD
+    )
     note = f"Kolmogorov-Smirnov distance {distance:.2f}, p {_chance(chance)}"
     if (chance < SURE and distance > DISTANCE) or sure_mean:
         return "different", note

@@ -199,7 +199,7 @@ def test_where_kv_cost_is_counted_decides_what_can_be_ranked() -> None:
     )  # all that the user waited, on both sides
     assert "devices used" in pair.verdict
     other = compared(run(1, origin="prefill"), run(2, origin="decode", slower=1.5))
-    assert "where KV cost is counted (different)" in other.verdict
+    assert "different: where KV cost is counted" in other.verdict
     assert ranked(other) | {"e2e": "A"} == ranked(other)  # the whole duration has it on both sides
     assert ranked(other)["ttft"] == "not_comparable"
 
@@ -262,9 +262,16 @@ def test_aggregated_against_split_is_not_comparable_and_says_why(shared: Path) -
     assert done.returncode == 0, done.stderr
     text = " ".join(done.stdout.split())
     assert "not comparable: " in text
-    for reason in ("load (rate or concurrency) (different)", "devices used (workers x parallel ranks) (different)",
-                   "hardware and host (unknown)", "cached-token accounting (different)"):  # fmt: skip
-        assert reason in text, reason
+    said = text.partition("not comparable: ")[2].partition(" settings changed")[0]
+    different, _, unknown = said.partition("; unknown: ")
+    assert different.startswith("different: ")
+    for name in (
+        "load (rate or concurrency)",
+        "devices used (workers x parallel ranks)",
+        "cached-token accounting",
+    ):
+        assert name in different, name
+    assert "hardware and host" in unknown
     assert "prefill_interference vanishes" in text
 
 

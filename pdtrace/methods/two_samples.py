@@ -18,6 +18,7 @@ RESAMPLES = 2000
 EXACT_TO = 4000  # values up to which every resample is sorted; above, a fine grid of bins is used
 STRETCHES = 30  # a run is cut into at most so many stretches
 FEWEST = 8  # and into at least so many: with fewer, their spread says nothing
+SEEN = 40  # fewer values do not show whether they depend on each other
 BLOCKS = 200  # units of a long run that are drawn as wholes
 BEYOND = 5  # a quantile has an interval only with so many values beyond it, on each side
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -96,8 +97,8 @@ def block_length(values: Floats) -> tuple[int, float]:
     """
     n = len(values)
     least, most = max(1, n // STRETCHES), max(1, n // FEWEST)
-    if n < 20 or np.ptp(values) == 0:
-        return 1, 1.0
+    if n < SEEN or np.ptp(values) == 0:
+        return most if n >= 20 else 1, 1.0
     wanted = 1.5 * max(
         _politis_white(ranks(values)),
         _politis_white((values > np.quantile(values, 0.9)).astype(float)),

@@ -108,13 +108,7 @@ def request_names(legs: pl.DataFrame, label: Ints) -> pl.Series:
     real = rows.filter((pl.col("label") >= 0) & ~pl.col("container"))
     shared = real["label"].is_duplicated()
     single = real.filter(~shared).select("label", "name", "lo", "leg")
-    several = (
-        real.filter(shared)
-        .with_columns(pl.col("external_id").is_null().alias("bare"))
-        .sort("label", "bare", "obs", "lo", "leg", nulls_last=True)
-        .unique("label", keep="first", maintain_order=True)
-        .select("label", "name", "lo", "leg")
-    )
+    several = _outermost(real.filter(shared)).select("label", "name", "lo", "leg")
     named = pl.concat([single, several])
     repeated = named["name"].is_duplicated()
     if not repeated.any() and named.height == rows.height:
@@ -131,6 +125,17 @@ def request_names(legs: pl.DataFrame, label: Ints) -> pl.Series:
     return rows.join(
         named.select("label", request="name"), on="label", how="left", maintain_order="left"
     )["request"]
+
+
+def _outermost(rows: pl.DataFrame) -> pl.DataFrame:
+    """The leg of each label that names it: with an id that travelled, outermost, earliest, smallest id."""
+    order = ["label", "bare", "obs", "lo"]
+    rows = rows.with_columns(pl.col("external_id").is_null().alias("bare"))
+    first = rows.select(order).sort(order, nulls_last=True).unique("label", keep="first")
+    best = rows.join(first, on=order, nulls_equal=True)
+    if best.height > first.height:  # texts are compared only where nothing else decides
+        best = best.sort("label", "leg").unique("label", keep="first", maintain_order=True)
+    return best
 
 
 def _placed(
@@ -153,6 +158,7 @@ def _write_legs(store: Store, legs: pl.DataFrame, of_leg: pl.Series, request: pl
 
 def _write_edges(store: Store, legs: pl.DataFrame, found: pl.DataFrame) -> None:
     leg = legs["leg"]
+    found = found.unique()  # legs are still numbers
     frame = pl.DataFrame(
         {
             "leg_a": leg.gather(found["a"]),
@@ -162,7 +168,7 @@ def _write_edges(store: Store, legs: pl.DataFrame, found: pl.DataFrame) -> None:
         },
         schema=_EDGE_TABLE,
     )
-    store.replace("identity_edges", frame.unique().sort("leg_a", "leg_b", "rule"))
+    store.replace("identity_edges", frame)
 
 
 def _write_workers(

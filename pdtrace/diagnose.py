@@ -32,7 +32,14 @@ _READ_BY_MANY = (
     "token_dependence",
     "interference_by_worker",
 )
-_ASKED = ("latency_by_observer", "phase_summary", "coverage_items", "finding_windows")
+_ASKED = (
+    "latency_by_observer",
+    "phase_summary",
+    "coverage_items",
+    "token_dependence",
+    "interference_by_worker",
+    "finding_windows",
+)
 
 # `told`: something beside samples says what it is or that it worked.
 _WORKERS = """
@@ -155,14 +162,18 @@ def diagnose(store: Store, slo: Slo | SloPolicy | None = None) -> Diagnosis:
     """
     policy = goodput.as_policy(slo)
     goodput.give(store, policy)
-    with store.computed_once(*_READ_BY_MANY, *(goodput.READ_BY_MANY if policy else ())):
-        return _diagnose(store, policy)
+    asked = _finding_queries(store, policy.single() if policy else Slo())
+    read = set(asked).union(_ASKED, *map(library.below, [*asked, *_ASKED]))
+    held = [name for name in _READ_BY_MANY if name in read]
+    with store.computed_once(*held, *(goodput.READ_BY_MANY if policy else ())):
+        return _diagnose(store, policy, asked)
 
 
-def _diagnose(store: Store, policy: SloPolicy | None) -> Diagnosis:
+def _diagnose(
+    store: Store, policy: SloPolicy | None, asked: Mapping[str, Mapping[str, object]]
+) -> Diagnosis:
     slo = policy.single() if policy else Slo()
     problems = _problems(store)
-    asked = _finding_queries(store, slo)
     store.ask_ahead([*asked.items(), *((name, {}) for name in _ASKED)])
     findings = _findings(store, asked, problems)
     latency = sorted(

@@ -11,6 +11,8 @@
 --
 -- grain:   one row per deployment
 -- needs:   decision_outcomes, session_turns, prompt_reuse, load_spread, samples, workers, counted_requests, deployment_sources
+-- when:    EXISTS (FROM decisions)
+--          OR EXISTS (FROM requests WHERE session IS NOT NULL OR turn IS NOT NULL)
 -- when:    EXISTS (FROM decisions) OR EXISTS (FROM requests WHERE turn IS NOT NULL)
 -- params:
 --   min_requests     20   fewer are an anecdote

@@ -88,6 +88,16 @@ def assumptions(
             lines.append(f"bandwidth from {link.transfers} recorded transfers")
         if asked.latency_ms is None and link is None:
             lines.append("no latency on top of the bandwidth (--latency-ms)")
+    ran = found.entries + found.decoders
+    played = sum(asked.pd) if asked.pd else asked.workers or ran
+    if played != ran:
+        lines.append(
+            f"{numbers.plural(ran, 'worker')} ran, {played} are asked for: not the same hardware, and not the same cost"
+        )
+    if asked.chunk_tokens and fitted.chunk_tokens is None:
+        lines.append(
+            "steps that mix prompts and decodes were never seen: they are taken to add nothing to the sum of both"
+        )
     if asked.pd or asked.workers:
         lines.append("requests go to the workers in turn")
     if found.cached_known < 0.9:

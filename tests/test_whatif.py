@@ -146,6 +146,13 @@ def test_bands_are_wider_for_what_is_not_known(exclusive: Any) -> None:
     assert width(replace(FULL, transfer=None)) >= width(FULL)
 
 
+def test_what_was_never_seen_is_said(exclusive: Any) -> None:
+    found = valid(whatif(exclusive, "x", replace(FULL, chunk_tokens=512)))
+    said = " ".join(found.assumptions)
+    assert "1 worker ran, 2 are asked for" in said
+    assert "were never seen" in said
+
+
 def test_a_band_on_both_sides_cannot_tell() -> None:
     assert Answer("ttft_p50", "ms", None, 90, 100, 110, 105).change == "cannot tell"
     assert Answer("ttft_p50", "ms", None, 90, 100, 104, 105).change == "lower"

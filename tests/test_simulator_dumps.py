@@ -88,18 +88,14 @@ def test_the_prefill_phase_is_the_time_of_the_prefills(read: tuple[Run, str, Tra
 
 
 def test_the_steps_are_those_that_ran(read: tuple[Run, str, Trace]) -> None:
-    run, shape, trace = read
-    if shape == "pdtrace":
-        pytest.skip("spans carry no steps")
+    run, _, trace = read
     found = rows(trace, "SELECT count(*) AS n, sum(elapsed_ns) / 1e9 AS s FROM steps").row(0)
     assert found[0] == run.steps.height
     assert found[1] == pytest.approx(run.steps["elapsed_ns"].sum() / 1e9, rel=1e-3)
 
 
 def test_seconds_lost_are_those_of_the_truth(read: tuple[Run, str, Trace]) -> None:
-    run, shape, trace = read
-    if shape == "pdtrace":
-        pytest.skip("spans carry no steps")
+    run, _, trace = read
     found = rows(
         trace, "SELECT lost_s, decode_s, flagged FROM interference_steps WHERE decode_s > 0"
     )
@@ -107,6 +103,15 @@ def test_seconds_lost_are_those_of_the_truth(read: tuple[Run, str, Trace]) -> No
     assert found["lost_s"].sum() == pytest.approx(true, rel=0.05, abs=1e-9)
     assert found["decode_s"].sum() == pytest.approx(run.truth_workers["decode_s"].sum(), rel=0.02)
     assert found["flagged"].any() == (true > 0)
+
+
+def test_members_of_the_steps_are_those_that_ran(tmp_path: Path) -> None:
+    run = simulate("chunked_two", seed=0, duration_s=10)
+    with pdtrace.open(write(run, tmp_path / "d", "pdtrace")) as trace:
+        columns = "seq, request_id AS request, prefill_tokens, decode_tokens, context_tokens"
+        found = rows(trace, f"SELECT {columns} FROM step_members")
+    same = run.members.select(found.columns)
+    assert found.sort(found.columns).rows() == same.sort(same.columns).rows()
 
 
 def test_transfers_carry_their_bytes(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pdtrace import semconv as s
 from pdtrace.simulator.otlp import CLIENT, INTERNAL, SERVER, Clock, Ids, Span, clocks, write_spans
 from pdtrace.simulator.run import Run
 from pdtrace.simulator.scenario import LOAD_WEIGHT
+from pdtrace.simulator.shape_pdtrace_steps import step_spans
 from pdtrace.simulator.streams import Stream, streams
 
 MODEL = "opt-13b"
@@ -31,6 +32,10 @@ def write(run: Run, folder: Path) -> None:
 def _spans(run: Run) -> Iterator[tuple[str, Span]]:
     ids, clock, seen = Ids(run), clocks(run), streams(run)
     hosts = dict(run.workers.select("worker", "host").iter_rows())
+    for worker in run.steps["worker"].unique().sort():
+        resource = resource_of(worker, hosts[worker])
+        for span in step_spans(run, worker, resource, ids, clock[worker]):
+            yield worker, span
     for row in run.requests.filter(run.requests["end_ns"].is_not_null()).iter_rows(named=True):
         maker = _Maker(run, ids, clock, hosts, row, seen[row["request"]])
         yield from maker.router()
@@ -39,6 +44,15 @@ def _spans(run: Run) -> Iterator[tuple[str, Span]]:
             yield from maker.decode()
         else:
             yield from maker.aggregated()
+
+
+def resource_of(worker: str, host: str) -> dict[str, str]:
+    """The process that emits."""
+    return {
+        "service.name": worker.rstrip("0123456789"),
+        "service.instance.id": worker,
+        "host.name": host,
+    }
 
 
 class _Maker:
@@ -69,11 +83,7 @@ class _Maker:
         kind: int = INTERNAL,
     ) -> tuple[str, Span]:
         at, key = self.clock[worker], (self.row["request"], worker, name, start, parent)
-        resource = {
-            "service.name": worker.rstrip("0123456789"),
-            "service.instance.id": worker,
-            "host.name": self.hosts[worker],
-        }
+        resource = resource_of(worker, self.hosts[worker])
         made = Span(
             resource, s.SCOPE, name, self.trace, self.ids.hex(16, "span", *key),
             at(start), at(end), parent, kind, attributes or {},

@@ -38,15 +38,15 @@ def query(query: str, paths: tuple[str, ...], style: str, limit: int, params: tu
     pdtrace query prefill_interference logs/
     pdtrace query "SELECT request, ttft_ms FROM requests ORDER BY ttft_ms DESC LIMIT 10" run.duckdb
     """
-    from pdtrace import terminal
-    from pdtrace.goodput import give
+    from pdtrace import goodput, terminal
     from pdtrace.queries import run
     from pdtrace.slo import policy
 
     limits = policy(slo) if slo is not None else None
     with open_trace(paths, since, until, keep_content) as trace:
         if limits:
-            give(trace.store, limits)
+            goodput.give(trace.store, limits)
+            goodput.judge_streams(trace.store)
         rows = run(trace.store, query, params, limit if style in ("text", "md") else 0)
     terminal.show_rows(rows, style, limit)
 

@@ -166,6 +166,8 @@ def diagnose(store: Store, slo: Slo | SloPolicy | None = None) -> Diagnosis:
     read = set(asked).union(_ASKED, *map(library.below, [*asked, *_ASKED]))
     held = [name for name in _READ_BY_MANY if name in read]
     with store.computed_once(*held, *(goodput.READ_BY_MANY if policy else ())):
+        if policy:
+            goodput.judge_streams(store)
         return _diagnose(store, policy, asked)
 
 

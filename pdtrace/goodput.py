@@ -17,14 +17,21 @@ READ_BY_MANY = ("slo_requests",)
 _GAPS_AT_ONCE = 4_000_000  # streams of so many gaps are judged together, so that memory stays flat
 
 _STREAMS = """
-SELECT s.request, o.ttft_ms * 1e3 AS ttft_us, round(r.ttft_limit_ms * 1e3) AS first_deadline_us,
-  CAST(round(coalesce(r.tpot_limit_ms, r.itl_limit_ms) * 1e3) AS BIGINT) AS deadline_us,
-  s.gaps_us, s.emission_tokens
+SELECT s.leg, s.stream, s.request, hash(s.request) % {parts} AS part, o.ttft_ms * 1e3 AS ttft_us,
+  round(r.ttft_limit_ms * 1e3) AS first_deadline_us,
+  CAST(round(coalesce(r.tpot_limit_ms, r.itl_limit_ms) * 1e3) AS BIGINT) AS deadline_us
 FROM request_streams AS s
 JOIN slo_requests AS r ON r.request = s.request
 JOIN observations AS o ON o.request = s.request AND o.observer = s.observer
 WHERE r.ended = 'completed' AND o.ttft_ms IS NOT NULL AND r.ttft_limit_ms IS NOT NULL
-  AND coalesce(r.tpot_limit_ms, r.itl_limit_ms) > 0.001 AND hash(s.request) % {parts} = {part}
+  AND coalesce(r.tpot_limit_ms, r.itl_limit_ms) > 0.001
+"""
+
+_PART = """
+SELECT j.request, j.ttft_us, j.first_deadline_us, j.deadline_us, s.gaps_us, s.emission_tokens
+FROM _streams_to_judge AS j
+JOIN streams AS s ON s.leg = j.leg AND coalesce(s.stream, 0) = j.stream
+WHERE j.part = {part}
 """
 
 
@@ -36,23 +43,24 @@ def as_policy(given: Slo | SloPolicy | None) -> SloPolicy | None:
 
 
 def give(store: Store, policy: SloPolicy | None) -> None:
-    """Fill what the views of limits read: the classes, and the fluidity of each request."""
+    """Fill the classes that the views of limits read."""
     store.give("slo_classes", slo.rows(policy) if policy else [])
     store.give("slo_fluidity", [])
-    deadlines = [
-        c for c in (policy.classes if policy else ())
-        if c.limits.ttft_ms and (c.limits.tpot_ms or c.limits.itl_ms)
-    ]  # fmt: skip
-    if not deadlines:
+
+
+def judge_streams(store: Store) -> None:
+    """Fill the fluidity of each request; nothing where no class has both deadlines. After `give`."""
+    gaps = store.scalar(
+        """SELECT sum(len(gaps_us))::BIGINT FROM streams
+           WHERE EXISTS (FROM slo_classes WHERE coalesce(tpot_ms, itl_ms) > 0 AND ttft_ms > 0)"""
+    )
+    if not gaps:
         return
-    gaps = store.scalar("SELECT coalesce(sum(len(gaps_us)), 0)::BIGINT FROM streams")
     parts = 1 + int(gaps) // _GAPS_AT_ONCE
-    judged = [
-        fluidity.fluidity(store.sql(_STREAMS.format(parts=parts, part=part)))
-        for part in range(parts if gaps else 0)
-    ]
-    if judged:
-        store.give("slo_fluidity", pl.concat(judged))
+    store.temporary("_streams_to_judge", store.sql(_STREAMS.format(parts=parts)))
+    judged = [fluidity.fluidity(store.sql(_PART.format(part=part))) for part in range(parts)]
+    store.execute("DROP TABLE _streams_to_judge")
+    store.give("slo_fluidity", pl.concat(judged))
 
 
 def attainment(store: Store, deployment: str) -> list[dict[str, Any]]:

@@ -259,6 +259,7 @@ def test_fluidity_stands_by_class(con: Store) -> None:
     requests(con, {}, {})
     with_gaps(con, {"r0": [10_000, 500_000]})
     goodput.give(con, one_class(Slo(ttft_ms=500, tpot_ms=50)))
+    goodput.judge_streams(con)
     (row,) = goodput.fluid(con, "d")
     assert (row["requests"], row["without"], row["emission"]) == (1, 1, "token")
     # 400 ms of slack from the first token and 40 from the second cover the stall but for 10 ms

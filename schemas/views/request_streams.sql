@@ -7,6 +7,7 @@
 -- columns:
 --   deployment       VARCHAR    deployment
 --   request          VARCHAR    the request
+--   leg              VARCHAR    leg of the stream
 --   observer         VARCHAR    who saw the stream
 --   stream           BIGINT     index of the stream when n > 1
 --   emission         VARCHAR    token or chunk: what one emission is; NULL unknown
@@ -15,7 +16,7 @@
 WITH seen AS (
   -- Where two records tell of one stream (a span and a log), the fuller one is taken.
   SELECT
-    l.deployment, l.request, coalesce(s.observer, l.observer) AS observer,
+    l.deployment, l.request, s.leg, coalesce(s.observer, l.observer) AS observer,
     coalesce(s.stream, 0) AS stream, s.emission, s.gaps_us, s.emission_tokens
   FROM streams AS s
   JOIN legs AS l ON l.leg = s.leg
@@ -38,7 +39,7 @@ chosen AS (
   LEFT JOIN deployments AS d ON d.deployment = s.deployment
   GROUP BY s.deployment
 )
-SELECT s.deployment, s.request, s.observer, s.stream, s.emission, s.gaps_us, s.emission_tokens
+SELECT s.deployment, s.request, s.leg, s.observer, s.stream, s.emission, s.gaps_us, s.emission_tokens
 FROM seen AS s
 JOIN chosen AS c
   ON c.deployment IS NOT DISTINCT FROM s.deployment

@@ -145,13 +145,13 @@ def _baseline(gaps: Gaps, steps: Floats, clean: Bools, stage: Stage) -> tuple[Fl
 def _drift(at: Floats, residual: Floats, clean: Bools) -> Floats:
     """Slow change of a step that the fit does not know: running median of clean residuals."""
     rows = np.flatnonzero(clean)
-    low, high = float(at[rows].min()), float(at[rows].max())
+    low, high = float(at[rows[0]]), float(at[rows[-1]])  # nearly in order of time
     bins = int(min((high - low) / DRIFT_S, len(rows) / DRIFT_GAPS))
     if bins < 2:
         return np.zeros(len(at))
     rows = rows[:: max(1, len(rows) // (3 * DRIFT_GAPS * bins))]  # enough for a median
     times, values = at[rows], residual[rows]
-    number = np.minimum(((times - low) / (high - low) * bins).astype(np.int64), bins - 1)
+    number = np.clip((times - low) / (high - low) * bins, 0, bins - 1).astype(np.int64)
     order = np.lexsort((values, number))
     count = np.bincount(number, minlength=bins)
     begin = np.cumsum(count) - count

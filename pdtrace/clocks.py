@@ -10,7 +10,7 @@ from pdtrace._clock_windows import LEAST_PAIRS, Offsets, offsets
 from pdtrace.store import Store
 
 LOW_QUANTILE = 0.05  # of (arrival - client's start): the request that was least delayed
-CLEAR_NS = 50_000  # a bound this far from zero is skew, nearer may be rounding
+CLEAR_NS = 200_000  # a bound this far from zero is skew, nearer may be rounding
 _SCHEMA = {
     "deployment": pl.String, "domain": pl.String, "reference": pl.String, "offset_ns": pl.Int64,
     "half_width_ns": pl.Int64, "drift_ppm": pl.Float64, "pairs": pl.Int64,

@@ -23,7 +23,7 @@ PERMUTATIONS = 999
 BATCH = 111  # permutations computed at once
 CLIP = 8.0  # residuals beyond so many scaled MAD count as that many
 LOST_HOPE = 10  # shuffles as good as the real lengths: p stays above 0.01
-CELLS = 8_000_000  # permutations x requests that are computed at most
+CELLS = 4_000_000  # permutations x requests that are computed at most
 
 
 @dataclass(frozen=True)

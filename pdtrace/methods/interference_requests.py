@@ -87,7 +87,7 @@ MIN_VICTIMS = 50  # fewer decodes give no baseline
 MIN_UNLIKE = 10  # fewer prompts that stand out in length are an anecdote
 MIN_VARIATION = 0.2  # prompt lengths that vary less (deviation over mean) give the test no power
 MAX_P = 0.01
-LOOKED_AT, STRETCHES = 40_000, 8  # requests that fit and test look at, in so many stretches
+LOOKED_AT, STRETCHES = 16_000, 8  # requests that fit and test look at, in so many stretches
 MIN_SHARE = 0.01  # lower bound of lost / decode seconds from which a worker is flagged
 # Width of the interval: the spread that shuffled lengths give, and the error of the model itself as
 # parts of the loss and of decode time; calibrated on simulations.

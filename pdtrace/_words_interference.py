@@ -13,7 +13,7 @@ LEVELS = {
     "A": "engine steps", "B": "token times and prefill intervals", "C": "durations of requests",
 }  # fmt: skip
 _TIME = {
-    "A": "step-counted decode time (step duration × requests decoding in it)",
+    "A": "step-counted decode time",
     "B": "the decode time of the streams with token times",
     "C": "the decode time of the requests, first token to end",
 }
@@ -28,7 +28,7 @@ def prefill_interference(row: Row) -> Words:
         detail=sentence(
             f"Interval {seconds(row['interval_low'])} to {seconds(row['interval_high'])}, "
             f"from {_levels(row['levels'])}; the denominator is {_denominator(row['levels'])}, "
-            f"{seconds(row['decode_s'])}.",
+            f"{seconds(row['decode_s'])}{_counted(row['levels'])}.",
             _steps(row),
             _tokens(row),
             _who(row),
@@ -49,6 +49,10 @@ def _levels(levels: Sequence[str]) -> str:
 
 def _denominator(levels: Sequence[str]) -> str:
     return " and ".join(_TIME[level] for level in levels)
+
+
+def _counted(levels: Sequence[str]) -> str:
+    return " (step duration × requests decoding in it)" if "A" in levels else ""
 
 
 def _steps(row: Row) -> str | None:

@@ -129,7 +129,7 @@ def warm_up(row: Row) -> Words:
             f"Median {duration(row['level_before'])} against {duration(row['level_after'])} after it, over the first "
             f"{seconds(row['warm_up_s'])}.",
             f"With them p99 is {duration(row['p99_ms'])}, without {duration(row['p99_without_ms'])}.",
-            f"Requests came faster meanwhile ({_short(first)}/s against {_short(later)}/s): a burst at the start "
+            f"More requests came in a second meanwhile ({_short(first)}/s against {_short(later)}/s): a burst at the start "
             "explains it as well as cold caches."
             if busier
             else None,

@@ -142,13 +142,13 @@ class Recorder:
         self._starting = threading.Lock()
         self._exporter: Exporter | None = None
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self._closing = self._stopped = False
         self._pid = os.getpid()
 
     def put(self, request: Request) -> None:
         """Take a finished request, or count it as dropped."""
         queue = self._queue
-        if len(queue) >= self._limit or self._closed:
+        if len(queue) >= self._limit or self._closing:
             self.dropped += 1
             return
         queue.append(request)
@@ -159,36 +159,41 @@ class Recorder:
 
     def _start(self) -> None:
         with self._starting:
-            if self._thread is None and not self._closed:
+            if self._thread is None and not self._stopped:
                 thread = threading.Thread(target=self._run, name="pdtrace-recorder", daemon=True)
                 self._thread = thread
                 with contextlib.suppress(RuntimeError):  # the interpreter is going down
                     thread.start()
 
     def _run(self) -> None:
-        while not self._closed:
+        while not self._stopped:
             self._wake.wait(self._interval_s)
             self._wake.clear()
             self._drain()
 
     def flush(self, timeout_s: float = 5.0) -> bool:
-        """Export what is queued now; False when that takes longer than `timeout_s`."""
+        """Have what is queued now exported; False when that takes longer than `timeout_s`."""
         end = time.monotonic() + timeout_s
-        if not self._draining.acquire(timeout=timeout_s):
-            return False
-        self._draining.release()
-        self._drain()
-        return not self._queue and time.monotonic() <= end
-
-    def close(self) -> None:
-        """Export what is left and stop; what comes later is dropped and counted."""
-        self._closed = True
+        if self._queue and self._thread is None:
+            self._start()
         self._wake.set()
-        self._drain()
-        with self._draining:
-            if self._exporter is not None:
-                with contextlib.suppress(Exception):
+        while self._queue or self._draining.locked():
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.001)
+        return True
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Export what is left, for at most so long, and stop; what comes later is dropped and counted."""
+        self._closing = True
+        self.flush(timeout_s)
+        self._stopped = True
+        self._wake.set()
+        if self._draining.acquire(timeout=0.1):
+            with contextlib.suppress(Exception):
+                if self._exporter is not None:
                     self._exporter.close()
+            self._draining.release()
         _living.discard(self)
 
     def _drain(self) -> None:
@@ -199,12 +204,14 @@ class Recorder:
                 ]
                 for request in batch:
                     _settle(request)
-                self._export([request for request in batch if self._sampling.keeps(request)])
+                self._export(batch)
 
-    def _export(self, requests: list[Request]) -> None:
-        if not requests:
-            return
+    def _export(self, finished: list[Request]) -> None:
+        requests = finished
         try:
+            requests = [request for request in finished if self._sampling.keeps(request)]
+            if not requests:
+                return
             if self._exporter is None:
                 self._exporter = self._make_exporter()
             self._exporter.export(requests, self.dropped)

@@ -47,6 +47,7 @@ SCHEMA = {
     "clock": pl.String,
     "resolution_ns": pl.Int64,
     "semantics": pl.String,
+    "end_leg": pl.String,
 }
 
 
@@ -81,6 +82,7 @@ def intervals(
 def _rows(
     frame: pl.DataFrame, detail: str | pl.Expr, start: str, end: str, *, basis: str = "measured",
     semantics: str | None = None, leg: str = "front_leg", resolution: str = "front_resolution_ns",
+    end_leg: str | None = None,
 ) -> pl.DataFrame:  # fmt: skip
     """Rows of `intervals`; those with an unknown end are left out, reversed ones stay and are
     counted."""
@@ -94,6 +96,7 @@ def _rows(
             clock=pl.lit("wall"),
             resolution_ns=pl.col(resolution).cast(pl.Int64),
             semantics=pl.lit(semantics, dtype=pl.String),
+            end_leg=pl.lit(None, dtype=pl.String) if end_leg is None else pl.col(end_leg),
         )
         .cast(SCHEMA)  # type: ignore[arg-type]
         .drop_nulls(["leg", "detail", "start_ns", "end_ns"])
@@ -161,7 +164,12 @@ def _dispatch(tree: Tree, front: pl.DataFrame) -> pl.DataFrame:
         )
     )
     return _rows(
-        sent, "dispatch", "sent_ns", "child_start_ns", semantics="ends on the worker's clock"
+        sent,
+        "dispatch",
+        "sent_ns",
+        "child_start_ns",
+        semantics="ends on the worker's clock",
+        end_leg="child_leg",
     )
 
 

@@ -168,6 +168,7 @@ def _with_roles(
     workers = workers.join(prefill_seen, on=_REQUEST, how="left").with_columns(role=_worker_role())
     below = workers.select("trace_id", span_id="parent", worker_role="role",
                            child_instance="instance_id",
+                           child_leg=pl.concat_str("trace_id", pl.lit("/"), "span_id"),
                            child_start_ns="start_ns")  # fmt: skip
     routes = (
         routes.join(below.unique(["trace_id", "span_id"]), on=["trace_id", "span_id"], how="left")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from pdtrace._clock_windows import LEAST_PAIRS, Offsets, offsets
+from pdtrace.model import OBSERVERS
 from pdtrace.store import Store
 
 LOW_QUANTILE = 0.05  # of (arrival - client's start): the request that was least delayed
 CLEAR_NS = 200_000  # a bound this far from zero is skew, nearer may be rounding
+LATE_NS = 2_000_000  # so long after its answer a server may stamp its end
 _SCHEMA = {
     "deployment": pl.String, "domain": pl.String, "reference": pl.String, "offset_ns": pl.Int64,
     "half_width_ns": pl.Int64, "drift_ppm": pl.Float64, "pairs": pl.Int64,
@@ -18,6 +22,24 @@ _SCHEMA = {
     "infeasible_windows": pl.Int64, "method": pl.String,
 }  # fmt: skip
 SHIFTED = "hop bounds; instants of this worker shifted by the midpoint, minute by minute"
+
+
+# Legs by the worker that stamped their instants. One record has one clock, that of its writer: where
+# it tells of several observers (a frontend's request trace), the outermost of them wrote it.
+_STAMPED = f"""
+WITH written AS (
+  SELECT source, record,
+    arg_min({{'worker': worker}}, list_position({list(OBSERVERS)}, observer)) AS writer
+  FROM legs
+  WHERE record IS NOT NULL
+  GROUP BY source, record
+  HAVING count(DISTINCT observer) > 1
+)
+SELECT leg, start_ns
+FROM legs
+LEFT JOIN written USING (source, record)
+WHERE CASE WHEN writer IS NULL THEN worker ELSE writer.worker END = $w
+"""
 
 
 def align(store: Store) -> None:
@@ -135,12 +157,21 @@ def hop_bounds(hops: pl.DataFrame) -> tuple[dict[str, object], Offsets | None]:
 
     From hops (sent, received, answered, back). Ends that come before the server's own (clients that
     stop at the response headers) make the bounds cross everywhere; then only the upper bound is
-    known and nothing is shifted. Bounds that cross in some stretches mark these.
+    known and nothing is shifted, unless they cross by little beside a large offset. Bounds that cross
+    in some stretches mark these.
     """
     closed = hops.filter(pl.col("back").is_not_null() & pl.col("answered").is_not_null())
     sent, received = (hops[n].to_numpy().astype(np.int64) for n in ("sent", "received"))
     answered, back = (closed[n].to_numpy().astype(np.int64) for n in ("answered", "back"))
     found = offsets(sent, received, answered, back)
+    coarse = int(hops["resolution"].max() or 1) if "resolution" in hops.columns else 1  # type: ignore[arg-type]
+    margin = max(CLEAR_NS, 2 * coarse)
+    # Servers that stamp their end a little after their answer has gone make the bounds cross by that
+    # little. Beside a large offset the starts tell enough: their bound holds, and the offset lies
+    # below it by no more than the ends are late.
+    late = float((found.low - found.high).max()) if closed.height else np.inf
+    if 0 < late <= LATE_NS and float(np.abs(found.offsets).min()) > 5 * late + margin:
+        found = replace(found, low=found.low - 2 * late - CLEAR_NS)
     good = found.feasible
     counts: dict[str, object] = {
         "windows": len(good), "infeasible_windows": int((~good).sum()) if closed.height else None,
@@ -154,8 +185,6 @@ def hop_bounds(hops: pl.DataFrame) -> tuple[dict[str, object], Offsets | None]:
                 "hop bounds cross (hops end before their server): upper bound only, nothing shifted"
             )
         return {"offset_ns": high, "half_width_ns": None, "method": method, **counts}, None
-    coarse = int(hops["resolution"].max() or 1) if "resolution" in hops.columns else 1  # type: ignore[arg-type]
-    margin = max(CLEAR_NS, 2 * coarse)
     clear = bool(((found.low > margin) | (found.high < -margin))[good].any())
     method = SHIFTED if clear else "hop bounds; compatible with no offset, nothing shifted"
     row = {
@@ -214,7 +243,7 @@ def _move(store: Store, worker: str, link: pl.DataFrame) -> None:
         high=pl.col("start_ns").shift(-1).fill_null(2**62),
     )  # fmt: skip
     store.connection.register("_spans", spans.to_arrow())
-    mine = store.sql("SELECT leg, start_ns FROM legs WHERE worker = $w", w=worker)
+    mine = store.sql(_STAMPED, w=worker)
     store.connection.register("_mine", mine.to_arrow())
     store.execute(
         """CREATE OR REPLACE TEMP TABLE _moved AS SELECT m.leg, s.* FROM _mine m
@@ -226,7 +255,8 @@ def _move(store: Store, worker: str, link: pl.DataFrame) -> None:
     name = worker.replace("'", "''").replace("{", "{{").replace("}", "}}")
     by_time = "_spans s WHERE {0}.worker = '" + name + "' AND {1} >= s.low AND {1} < s.high"
     for table, which, at, columns in (
-        ("intervals", by_leg, "", ("start_ns", "end_ns")),
+        ("intervals", by_leg, "", ("start_ns",)),
+        ("intervals", "_moved s WHERE coalesce({0}.end_leg, {0}.leg) = s.leg", "", ("end_ns",)),
         ("streams", by_leg, "", ("first_ns",)),
         ("legs", by_leg, "", ("start_ns", "first_token_ns", "last_token_ns", "end_ns")),
         ("steps", by_time, "coalesce(steps.start_ns, steps.start_lower_ns)",

@@ -318,7 +318,8 @@ CREATE TABLE intervals (
   clock VARCHAR,             -- clock of the instants
   resolution_ns BIGINT,      -- resolution of the instants
   censored BOOLEAN,          -- the end was not seen
-  semantics VARCHAR          -- remark on its meaning (exec, wall, contains the KV transfer, ...)
+  semantics VARCHAR,         -- remark on its meaning (exec, wall, contains the KV transfer, ...)
+  end_leg VARCHAR            -- leg whose worker stamped end_ns, where that is not the leg's own
 );
 
 -- one row per token stream as one observer saw it

@@ -66,6 +66,13 @@ def test_hops_that_end_before_their_server_give_an_upper_bound_only() -> None:
     assert "cross" in str(found["method"])
 
 
+@pytest.mark.parametrize("theta", [50 * MS, -50 * MS])
+def test_ends_that_are_stamped_a_little_late_only_widen_a_large_offset(theta: int) -> None:
+    found, _ = clocks.hop_bounds(hops(theta, back_ms=-1.2))
+    assert found["method"] == clocks.SHIFTED
+    assert abs(found["offset_ns"] - theta) <= found["half_width_ns"] < 2 * MS  # type: ignore[operator]
+
+
 def two_way(seed: int, pairs: int = 200) -> tuple[pl.DataFrame, Any]:
     """300 s of hops: offset N(0, 50 ms), drift +-50 ppm, one-way delay of 0.15 ms in the median."""
     rng = np.random.default_rng(seed)

@@ -182,3 +182,26 @@ def test_demo_with_an_unknown_scenario_says_so_in_one_line(
         "error: no scenario is called 'nope'",
         "hint: `pdtrace demo --list` names all scenarios",
     ]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_hosts_whose_clocks_differ_give_the_phases_of_one_clock(shape: str, tmp_path: Path) -> None:
+    """Clocks up to 200 ms and 40 ppm apart: prefill's part of the TTFT is what the simulator knows."""
+    run = simulate("pd", seed=3, duration_s=40)
+    done = run.requests.filter(pl.col("first_token_ns").is_not_null())
+    prefill = (done["prefill_end_ns"] - done["prefill_start_ns"]).sum()
+    ttft = (done["first_token_ns"] - done["arrival_ns"]).sum()
+    with pdtrace.open(write(run, tmp_path / shape, shape)) as trace:
+        found = rows(trace, "FROM ttft_phase_summary")
+        clocks = rows(
+            trace, "SELECT method, half_width_ns FROM clocks WHERE domain NOT LIKE 'perf:%'"
+        )
+    assert clocks["method"].str.contains("shifted by the midpoint").all()
+    assert clocks["half_width_ns"].max() < 2_000_000
+    share = found.filter(pl.col("phase") == "prefill")["share_of_ttft"].sum()
+    # a wall time, and with Dynamo the engine's queue is in it
+    assert share == pytest.approx(prefill / ttft, abs=0.06)
+    lost = found.filter(pl.col("phase").is_in(["unattributed", "router"]))
+    assert (
+        lost["share_of_ttft"].sum() < 0.3
+    )  # the first decode step is in it where only tokens are told

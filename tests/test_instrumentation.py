@@ -19,9 +19,9 @@ from recorded import PARENT, SPAN, TRACE, Kept, attributes
 
 import pdtrace
 from pdtrace import instrumentation as pdt
-from pdtrace.instrumentation import _context, api
+from pdtrace.instrumentation import _context, api, encode
 from pdtrace.instrumentation.recorder import Recorder, Sampling
-from pdtrace.instrumentation.requests import MAX_EMISSIONS, Request
+from pdtrace.instrumentation.requests import Request
 
 
 @pytest.fixture
@@ -290,12 +290,23 @@ def test_values_that_otlp_does_not_know_are_text(kept: Kept) -> None:
 
 
 def test_token_times_are_bounded(kept: Kept) -> None:
-    request = pdt.request()
-    request.stream.times.extend(range(MAX_EMISSIONS))
-    request.token()
-    assert len(request.stream.times) == MAX_EMISSIONS
-    request.stream.times = request.stream.times[:0]
-    request.end()
+    with pdt.request() as request:
+        request.stream.times.extend(range(encode.MAX_EMISSIONS + 5))
+    pdt.flush()
+    (span,) = kept.named("pdtrace.request")
+    said = attributes(span)
+    assert len(said["pdtrace.token.times_us"]) == encode.MAX_EMISSIONS
+    assert said["gen_ai.usage.output_tokens"] == str(encode.MAX_EMISSIONS + 5)
+
+
+def test_what_is_no_number_of_tokens_counts_as_one(kept: Kept) -> None:
+    with pdt.request() as request:
+        request.token()
+        request.token("many")  # type: ignore[arg-type]
+        request.token(3)
+    pdt.flush()
+    (span,) = kept.named("pdtrace.request")
+    assert attributes(span)["pdtrace.token.counts"] == ["1", "1", "3"]
 
 
 def test_instrument_never_raises(caplog: pytest.LogCaptureFixture) -> None:

@@ -21,6 +21,7 @@ Span = dict[str, Any]
 # Kinds of spans in OTLP.
 _INTERNAL, _SERVER, _CLIENT = 1, 2, 3
 _ERROR = 2  # status code
+MAX_EMISSIONS = 100_000  # times written of one stream: 2 MB of JSON
 _NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # JSON has no such numbers
 
 # The words of the API in OpenTelemetry's names and ours.
@@ -163,7 +164,7 @@ def _span(
 
 def _tokens(request: Request, stream: Stream, *, counted: bool) -> dict[str, Any]:
     """First token and emission times; the count too where nobody stated it."""
-    times = stream.times
+    times = stream.times[:MAX_EMISSIONS]
     if not times:
         return {}
     first = times[0]
@@ -173,7 +174,7 @@ def _tokens(request: Request, stream: Stream, *, counted: bool) -> dict[str, Any
         return pairs  # emissions of several streams, nobody says of which
     pairs[s.TOKEN_TIMES_US] = array("q", [(time - first) // 1000 for time in times])
     if stream.counts is not None:
-        pairs[s.TOKEN_COUNTS] = stream.counts
+        pairs[s.TOKEN_COUNTS] = stream.counts[:MAX_EMISSIONS]
     if not counted and request.attributes.get("emission") != "chunk":
         pairs[s.OUTPUT_TOKENS] = _emitted(stream)
     return pairs

@@ -27,33 +27,32 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 Attributes = dict[str, Any]
 
-MAX_EMISSIONS = 1_000_000  # times kept of one stream, 8 bytes each
 _current: ContextVar[Request | None] = ContextVar("pdtrace_request", default=None)
 
 
 class Stream:
     """One token stream of a request: the instant of each emission, and how many tokens it held."""
 
-    __slots__ = ("counts", "times")
+    __slots__ = ("_append", "counts", "times")
 
     def __init__(self) -> None:
-        self.times = array("q")
+        self.times = array("q")  # 8 bytes a token
         self.counts: array[int] | None = None
+        self._append = self.times.append  # looked up once, not for each token
 
     def token(self, count: int = 1) -> None:
         """A token, or `count` tokens at once, went out now."""
-        times = self.times
-        if len(times) >= MAX_EMISSIONS:
-            return
         if count != 1 or self.counts is not None:
             self._counted(count)
-        times.append(perf_counter_ns())
+        self._append(perf_counter_ns())
 
     def _counted(self, count: int) -> None:
-        with contextlib.suppress(TypeError, OverflowError):
-            if self.counts is None:
-                self.counts = array("q", [1]) * len(self.times)
+        if self.counts is None:
+            self.counts = array("q", [1]) * len(self.times)
+        try:
             self.counts.append(count)
+        except (TypeError, OverflowError):  # no number of tokens
+            self.counts.append(1)
 
 
 class Phase:
@@ -78,15 +77,9 @@ class Phase:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        self.request.phases.append(
-            (
-                self.name,
-                self.start,
-                perf_counter_ns(),
-                self.attributes,
-                kind.__name__ if kind else None,
-            )
-        )
+        end = perf_counter_ns()
+        error_name = None if kind is None else kind.__name__
+        self.request.phases.append((self.name, self.start, end, self.attributes, error_name))
 
     async def __aenter__(self) -> Self:
         return self.__enter__()

@@ -55,7 +55,32 @@ class Stream:
             self.counts.append(1)
 
 
-class Phase:
+class _Block:
+    """A context manager for `with` and `async with` alike; nothing in it waits."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Leave the block."""
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+
+class Phase(_Block):
     """Time that a request spends in one kind of work or wait: a context manager, sync or async."""
 
     __slots__ = ("attributes", "name", "request", "start")
@@ -81,17 +106,6 @@ class Phase:
         error_name = None if kind is None else kind.__name__
         self.request.phases.append((self.name, self.start, end, self.attributes, error_name))
 
-    async def __aenter__(self) -> Self:
-        return self.__enter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, trace)
-
 
 class Hop(Phase):
     """A call to another component; its `inject` makes that component's spans children of the call."""
@@ -112,7 +126,7 @@ class Hop(Phase):
         return self.request._inject(headers, self.span_id)
 
 
-class Request:
+class Request(_Block):
     """One request at one component, from arrival to the last byte: a context manager, sync or async.
 
     Attributes are plain words (model, prompt_tokens, ...; see encode.py for their names in
@@ -260,17 +274,6 @@ class Request:
         else:
             self.end(None if kind is None else kind.__name__)
 
-    async def __aenter__(self) -> Self:
-        return self.__enter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, trace)
-
     def __del__(self) -> None:
         if not self.ended:  # dropped without an end: a stream that nobody read to its end
             with contextlib.suppress(Exception):  # the interpreter may be going down
@@ -288,7 +291,7 @@ def current() -> Request | None:
     return _current.get()
 
 
-class AnyPhase:
+class AnyPhase(_Block):
     """A phase of the current request: a context manager, sync or async, and a decorator.
 
     Without a current request it does nothing.
@@ -319,17 +322,6 @@ class AnyPhase:
         if self._open is not None:
             self._open.__exit__(kind, error, None)
             self._open = None
-
-    async def __aenter__(self) -> Self:
-        return self.__enter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, trace)
 
     def __call__(self, function: F) -> F:
         """The function, each call of it a phase; coroutines and generators for as long as they run."""

@@ -58,17 +58,21 @@ def _counted(levels: Sequence[str]) -> str:
 def _steps(row: Row) -> str | None:
     if "A" not in row["levels"]:
         return None
+    held = (
+        f"{plural(row['affected_steps'], 'step')} held decodes up, the longest for "
+        f"{duration(row['longest_step_ms'])}."
+    )
+    gaps = row["gaps_lost_s"]
+    if row["mixed_p50_ms"] is None:  # prompts were computed in steps of their own only
+        return sentence(
+            f"A step that only decodes takes {duration(row['decode_only_p50_ms'])} (median); {held}",
+            None if gaps is None else f"Token times of the same workers say {seconds(gaps)}.",
+        )
     return (
         f"A step that only decodes takes {duration(row['decode_only_p50_ms'])}, one that also "
-        f"computes prompts {duration(row['mixed_p50_ms'])} (medians); "
-        f"{plural(row['affected_steps'], 'step')} held decodes up, the longest for "
-        f"{duration(row['longest_step_ms'])}. Cross-check by plain excess over the decode-only "
-        f"median: {seconds(row['plain_lost_s'])}"
-        + (
-            f"; token times of the same workers say {seconds(row['gaps_lost_s'])}."
-            if row["gaps_lost_s"] is not None
-            else "."
-        )
+        f"computes prompts {duration(row['mixed_p50_ms'])} (medians); {held} "
+        f"Cross-check by plain excess over the decode-only median: {seconds(row['plain_lost_s'])}"
+        + (f"; token times of the same workers say {seconds(gaps)}." if gaps is not None else ".")
     )
 
 

@@ -70,6 +70,9 @@ def test_long_prompts_are_the_culprits_of_the_stalls_on_the_aggregated_worker(tr
     assert finding["level"] == "A"
     asked = dict(trace.sql("SELECT request, prompt_tokens FROM requests").rows())
     assert asked[finding["culprits"][0]["request"]] == 4000
+    # No step computed prompts beside decodes: nothing to cross-check, and nothing is said of it.
+    assert "–" not in finding["detail"]
+    assert "Cross-check" not in finding["detail"]
 
 
 def test_the_engine_loops_steps_are_there(trace: Trace) -> None:

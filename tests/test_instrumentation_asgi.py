@@ -214,3 +214,45 @@ def test_strange_streams_pass_untouched(kept: Kept, chunks: list[bytes]) -> None
 def test_without_instrument_nothing_is_wrapped() -> None:
     assert call(app(), {"stream": True}).content == b"".join(CHAT)
     assert not pdt.instrumented()
+
+
+def streamed(*chunks: Any) -> list[Any]:
+    """What a client gets of these bodies through the middleware."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body"))
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})  # fmt: skip
+        for chunk in chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body"})
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    asyncio.run(PdtraceMiddleware(inner)(scope, receive, send))
+    return sent
+
+
+def test_bodies_of_any_bytes_kind_are_counted_and_passed_as_they_are(kept: Kept) -> None:
+    view, array = memoryview(CHAT[1]), bytearray(CHAT[2])
+    assert streamed(view, array) == [None, view, array, None]
+    (span,) = spans(kept)
+    assert len(attributes(span)["pdtrace.token.times_us"]) == 3
+
+
+def test_what_breaks_in_the_recording_does_not_reach_the_server(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pdtrace.instrumentation import answers
+
+    def breaks(*_: Any) -> None:
+        raise RuntimeError("ours")
+
+    monkeypatch.setattr(answers.EventStream, "feed", breaks)
+    assert streamed(CHAT[1]) == [None, CHAT[1], None]
+    assert len(spans(kept)) == 1

@@ -106,3 +106,20 @@ def test_both_protocols_have_an_exporter(monkeypatch: pytest.MonkeyPatch) -> Non
     exporter = sdk.otlp_exporter("http://127.0.0.1:9")
     assert "grpc" in type(exporter).__module__
     exporter.shutdown()
+
+
+def test_an_applications_sampler_that_breaks_costs_the_trace_not_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    provider = TracerProvider()
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    pdtrace.instrument()
+
+    def breaks(*_: object, **__: object) -> None:
+        raise RuntimeError("theirs")
+
+    monkeypatch.setattr(provider.sampler, "should_sample", breaks)
+    with pdt.request(model="m") as request, request.dispatch() as hop:
+        assert hop.inject({}) == {}
+        request.token()
+    pdtrace.uninstrument()

@@ -194,7 +194,11 @@ def request(
         attributes["request_id"] = request_id
     if _defaults:
         attributes = {**_defaults, **attributes}
-    return Request(_off if recorder is None else recorder, parent, attributes)
+    try:
+        return Request(_off if recorder is None else recorder, parent, attributes)
+    except Exception:
+        _log.debug("pdtrace: request not recorded", exc_info=True)
+        return Request(_off, parent, attributes)
 
 
 def phase(name: str, **attributes: Any) -> AnyPhase:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from pdtrace.instrumentation import answers, api
-from pdtrace.instrumentation.requests import Request
+from pdtrace.instrumentation.requests import Request, quietly
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -93,7 +93,7 @@ class _Call:
         message = await self._receive()
         kind = message["type"]
         if kind == "http.request":
-            self._asked(message)
+            quietly(self._asked, message)
         elif kind == _CLIENT_LEFT:
             self.left = True
         return message
@@ -101,7 +101,7 @@ class _Call:
     def _asked(self, message: Message) -> None:
         if self._body is None:
             return
-        body = message.get("body") or b""
+        body = bytes(message.get("body") or b"")
         self._body_bytes += len(body)
         if self._body_bytes > answers.KEPT_BODY_BYTES:
             self._body = None
@@ -114,9 +114,9 @@ class _Call:
     async def send(self, message: Message) -> None:
         kind = message["type"]
         if kind == "http.response.body":
-            self._answered(message)
+            quietly(self._answered, message)
         elif kind == "http.response.start":
-            self._started(message)
+            quietly(self._started, message)
         await self._send(message)
 
     def _started(self, message: Message) -> None:
@@ -135,8 +135,8 @@ class _Call:
             self.request.attributes["request_id"] = headers["x-request-id"]
 
     def _answered(self, message: Message) -> None:
-        body = message.get("body") or b""
         self.complete = not message.get("more_body")
+        body = bytes(message.get("body") or b"")
         if self._events is not None:
             self._events.feed(body)
         elif self._answer is not None:

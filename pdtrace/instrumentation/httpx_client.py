@@ -15,7 +15,7 @@ import httpx
 
 from pdtrace.instrumentation import answers, api
 from pdtrace.instrumentation.asgi import PATHS
-from pdtrace.instrumentation.requests import Hop, Request, current
+from pdtrace.instrumentation.requests import Hop, Request, current, quietly
 
 _log = logging.getLogger("pdtrace.instrumentation")
 _originals: dict[type[Any], Any] = {}
@@ -48,9 +48,9 @@ def _handle_request(self: httpx.HTTPTransport, request: httpx.Request) -> httpx.
     try:
         response = handle(self, request)
     except BaseException as error:
-        call.end(error)
+        quietly(call.end, error)
         raise
-    call.answered(response)
+    quietly(call.answered, response)
     response.stream = _Stream(response.stream, call)
     return response
 
@@ -66,9 +66,9 @@ async def _handle_async_request(
     try:
         response = await handle(self, request)
     except BaseException as error:
-        call.end(error)
+        quietly(call.end, error)
         raise
-    call.answered(response)
+    quietly(call.answered, response)
     response.stream = _AsyncStream(response.stream, call)
     return response
 
@@ -136,6 +136,10 @@ class _Call:
             else:
                 self.body.append(data)
 
+    def close(self, left: bool) -> None:
+        """The application lets go of the answer, read to its end or not."""
+        self.end(left=left)
+
     def end(self, error: BaseException | None = None, *, left: bool = False) -> None:
         """The answer is over, broken, or nobody reads on."""
         if self.hop is not None:
@@ -159,15 +163,15 @@ class _Stream(httpx.SyncByteStream):
     def __iter__(self) -> Iterator[bytes]:
         try:
             for data in self._inner:
-                self._call.chunk(data)
+                quietly(self._call.chunk, data)
                 yield data
         except Exception as error:
-            self._call.end(error)
+            quietly(self._call.end, error)
             raise
         self._read = True
 
     def close(self) -> None:
-        self._call.end(left=not self._read)
+        quietly(self._call.close, not self._read)
         self._inner.close()
 
 
@@ -180,13 +184,13 @@ class _AsyncStream(httpx.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
             async for data in self._inner:
-                self._call.chunk(data)
+                quietly(self._call.chunk, data)
                 yield data
         except Exception as error:
-            self._call.end(error)
+            quietly(self._call.end, error)
             raise
         self._read = True
 
     async def aclose(self) -> None:
-        self._call.end(left=not self._read)
+        quietly(self._call.close, not self._read)
         await self._inner.aclose()

@@ -9,6 +9,7 @@ the request, so that a clock step cannot make a phase negative.
 from __future__ import annotations
 
 import contextlib
+import logging
 from array import array
 from collections.abc import Callable, MutableMapping
 from contextvars import ContextVar, Token
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 Attributes = dict[str, Any]
 
+_log = logging.getLogger("pdtrace.instrumentation")
 _current: ContextVar[Request | None] = ContextVar("pdtrace_request", default=None)
 
 
@@ -114,11 +116,10 @@ class Hop(Phase):
 
     def __init__(self, request: Request, attributes: Attributes) -> None:
         super().__init__(request, "dispatch", attributes)
+        self.span_id = new_span_id()
         opener = request.recorder.opener
-        if opener is None:
-            self.span_id = new_span_id()
-        else:
-            opener.hop(self)
+        if opener is not None:
+            quietly(opener.hop, self)
         attributes["span_id"] = self.span_id
 
     def inject(self, headers: MutableMapping[str, str]) -> MutableMapping[str, str]:
@@ -165,6 +166,7 @@ class Request(_Block):
         attributes: Attributes,
         name: str = SPAN_REQUEST,
     ) -> None:
+        self.ended = True  # until it is whole: what breaks below leaves nothing to end
         self.wall_ns, self.start_ns = time_ns(), perf_counter_ns()
         self.name = name
         self.recorder = recorder
@@ -184,10 +186,10 @@ class Request(_Block):
         self.links: list[Parent] = []
         self.later: list[Callable[[], None]] = []  # what the recorder's thread still has to read
         self.error: str | None = None
-        self.ended = False
         self.end_ns = 0
         self._token: Token[Request | None] | None = None
         self._attached: Any = None
+        self.ended = False
 
     def set(self, **attributes: Any) -> None:
         """Say more of the request: model, prompt_tokens, cached_tokens, output_tokens, request_id, ..."""
@@ -284,6 +286,14 @@ def _left(kind: type[BaseException]) -> bool:
     """Whether an exception means that the caller left: cancellation, a closed generator, a lost connection."""
     names = {base.__name__ for base in kind.__mro__}
     return bool(names & {"CancelledError", "GeneratorExit", "ClientDisconnect", "Cancelled"})
+
+
+def quietly(work: Callable[..., None], *arguments: Any) -> None:
+    """Do what only recording needs: whatever goes wrong in it, the call that is recorded goes on."""
+    try:
+        work(*arguments)
+    except Exception:
+        _log.debug("pdtrace: part of a call not recorded", exc_info=True)
 
 
 def current() -> Request | None:

@@ -9,6 +9,13 @@ PROMPT_ADVICE = "prefix caching or shorter contexts before splitting prefill and
 SURE = 0.3  # a rank correlation surely above it is one to speak of (view token_dependence)
 
 
+def _so_far(row: Row, name: str) -> str:
+    """A phase in words, told as a bound where its time is mainly one."""
+    if name in (row.get("bounded_phases") or ()):
+        return f"{phase(name)}, which is an upper bound"
+    return phase(name)
+
+
 def slow_first_token(row: Row) -> Words:
     """First tokens that came late."""
     driver = None
@@ -31,12 +38,12 @@ def slow_first_token(row: Row) -> Words:
     dark = row["top_phase"] == "unattributed" and (row["top_phase_ratio"] or 0) > 0.999
     if row["grown_phase"] and not dark and (row["grown_ratio"] or 0) > 0.3:
         grown = (
-            f"Most of the difference to the other requests is {phase(row['grown_phase'])} "
+            f"Most of the difference to the other requests is {_so_far(row, row['grown_phase'])} "
             f"({share(row['grown_ratio'])})."
         )
     where = None
     if row["top_phase"] and row["top_phase"] != "unattributed":
-        where = f"Their time before the first token went mostly to {phase(row['top_phase'])} ({share(row['top_phase_ratio'])})."
+        where = f"Their time before the first token went mostly to {_so_far(row, row['top_phase'])} ({share(row['top_phase_ratio'])})."
     elif row["top_phase"] and (row["top_phase_ratio"] or 1) < 1:
         where = f"Nobody accounts for {share(row['top_phase_ratio'])} of their time before the first token."
     return Words(

@@ -167,3 +167,11 @@ def test_prefill_interference_says_where_it_was_judged_and_where_it_cannot_be() 
     nothing = _words_interference.unjudged([], counters=True)
     assert nothing is not None
     assert "consistent with" in nothing
+
+
+@pytest.mark.parametrize(("bounded", "said"), [(["kv_wait"], True), ([], False), (None, False)])
+def test_a_phase_that_is_an_upper_bound_is_told_as_one(bounded: Any, said: bool) -> None:
+    from pdtrace import _words_latency
+
+    words = _words_latency._so_far({"bounded_phases": bounded}, "kv_wait")
+    assert ("upper bound" in words) is said

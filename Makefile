@@ -18,7 +18,7 @@ help:
 	@echo "make test-slow       accuracy of the interference detectors against their goals (20 minutes at most)"
 	@echo "make lint    ruff, mypy, import contracts"
 	@echo "make format  let ruff format and fix"
-	@echo "make docs    make docs/pictures and the generated pages anew"
+	@echo "make docs    make docs/pictures and the generated pages anew, build the site into build/site"
 	@echo "make bench   speed and size against peers (minutes)"
 	@echo "make bench-accuracy  the same table without judging"
 	@echo "make wheel   build dist/*.whl"
@@ -60,6 +60,9 @@ demo-live: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python docs/make_pages.py
 	$(BIN)/python docs/make_pictures.py
+	$(PIP) install --group docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "the site: build/site/index.html; with its search: $(BIN)/python -m http.server -b 127.0.0.1 -d build/site"
 
 bench: $(STAMP)
 	$(PIP) install --group bench

@@ -252,6 +252,10 @@ class Store:
             for rows in self._aside.pop(self.connection, table):
                 self._insert(table, rows)
 
+    def settle_aside(self) -> None:
+        """Put every row that was kept aside into its table, so that each connection sees it without help."""
+        self._settle_aside(library.tables())
+
     def cursor(self) -> duckdb.DuckDBPyConnection:
         """Another connection to the same tables, for another thread or an unfinished result."""
         cursor = self.connection.cursor()

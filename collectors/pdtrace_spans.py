@@ -26,6 +26,8 @@ _TEXTS = (
     s.HTTP_ROUTE,
     s.ERROR_TYPE,
     s.REQUEST_ID,
+    s.ENGINE_REQUEST_ID,
+    s.REMOTE_REQUEST_ID,
     s.WORKER_ROLE,
     s.PHASE_DETAIL,
     s.TOKEN_TIMES_US,
@@ -132,8 +134,9 @@ def _legs(requests: pl.DataFrame) -> pl.DataFrame:
         "trace_id",
         "span_id",
         "parent_span_id",
-        pl.col(s.REQUEST_ID).alias("request_id"),
+        pl.coalesce(s.ENGINE_REQUEST_ID, s.REQUEST_ID).alias("request_id"),
         pl.col(s.REQUEST_ID).alias("external_id"),
+        pl.col(s.REMOTE_REQUEST_ID).alias("remote_id"),
         pl.col(s.CONVERSATION_ID).alias("session"),
         pl.col(s.USER_ID).alias("tenant"),
         pl.col(s.HTTP_ROUTE).alias("route"),
@@ -217,7 +220,8 @@ def _streams(requests: pl.DataFrame) -> pl.DataFrame:
 
 
 def _transfers(phases: pl.DataFrame) -> pl.DataFrame:
-    return phases.filter(pl.col("name") == s.SPAN_KV_TRANSFER).select(
+    moves = pl.col(s.PHASE_DETAIL).fill_null("kv_transfer").is_in(["kv_transfer", "kv_load"])
+    return phases.filter((pl.col("name") == s.SPAN_KV_TRANSFER) & moves).select(
         "source",
         pl.col("parent_leg").alias("leg"),
         pl.col(s.REQUEST_ID).alias("request_id"),

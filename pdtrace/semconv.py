@@ -57,10 +57,14 @@ LATENCY_DECODE = "gen_ai.latency.time_in_model_decode"
 
 # ---- ours
 REQUEST_ID = "pdtrace.request.id"  # id that travels between components (X-Request-ID)
+ENGINE_REQUEST_ID = "pdtrace.request.engine_id"  # the component's own spelling, where it differs
+REMOTE_REQUEST_ID = "pdtrace.request.remote_id"  # id that another component uses (KV comes from it)
+PREEMPTIONS = "pdtrace.request.preemptions"
 WORKER_ROLE = (
     "pdtrace.worker.role"  # client, gateway, router, frontend, prefill, decode, aggregated
 )
 PHASE_DETAIL = "pdtrace.phase.detail"  # a detail of model.PHASE_DETAILS, on a phase span
+PHASE_TOKENS = "pdtrace.phase.tokens"  # tokens computed in it, as of a prefill chunk
 ATTEMPT = "pdtrace.attempt"  # 0 for the first attempt
 STREAM_INDEX = "pdtrace.stream.index"  # index of the stream when n > 1
 TURN = "pdtrace.turn"  # turn in the conversation

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from pdtrace.instrumentation.request_ids import of_answer
 from pdtrace.instrumentation.requests import Request
 
 KEPT_BODY_BYTES = 1 << 20  # a longer request or answer is not looked into
@@ -126,6 +127,9 @@ def told(request: Request, answer: Mapping[str, Any]) -> None:
         reasons = [c.get("finish_reason") for c in choices if isinstance(c, dict)]
         if kept := [reason for reason in reasons if isinstance(reason, str)]:
             found["finish_reasons"] = kept
+    named = answer.get("id")  # of every event of a stream too
+    if isinstance(named, str) and named and "request_id" not in request.attributes:
+        found["request_id"] = of_answer(named)[:256]
     model = answer.get("model")
     if isinstance(model, str) and "model" not in request.attributes:
         found["model"] = model[:256]

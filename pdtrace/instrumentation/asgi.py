@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from functools import partial
@@ -57,10 +58,17 @@ class PdtraceMiddleware:
         if self.role is not None:
             request.set(role=self.role)
         call = _Call(request, receive, send)
+        inner = scope
+        with contextlib.suppress(Exception):
+            inner = self._handed_on(scope, request)
         with request:
-            await self.app(scope, call.receive, call.send)
+            await self.app(inner, call.receive, call.send)
             if call.left and not call.complete:
                 request.end(aborted=True)
+
+    def _handed_on(self, scope: Message, request: Request) -> Message:
+        """The scope as the application gets it."""
+        return scope
 
 
 async def _ending(send: Send, message: Message) -> None:

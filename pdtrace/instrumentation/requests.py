@@ -48,6 +48,12 @@ class Stream:
             self._counted(count)
         self._append(perf_counter_ns())
 
+    def at(self, time_ns: int, count: int = 1) -> None:
+        """A token, or `count` tokens at once, went out at that instant of `time.perf_counter_ns`."""
+        if count != 1 or self.counts is not None:
+            self._counted(count)
+        self._append(time_ns)
+
     def _counted(self, count: int) -> None:
         if self.counts is None:
             self.counts = array("q", [1]) * len(self.times)

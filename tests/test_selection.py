@@ -343,4 +343,4 @@ def test_arrivals_are_counted_in_the_same_stretches_for_any_subset(memory: Selec
     with memory.open(Filter(deployment="d", workers=("p1",))) as subset:
         assert subset.query("arrivals", bins=3, **ends).select("bin", "requests").sort(
             "bin"
-        ).rows() == [(1, 1), (2, 1)]
+        ).rows() == [(0, 1), (1, 1)]

@@ -76,6 +76,8 @@ def too_few(c: Comparison, needed: int) -> str:
     """Why nothing is ranked; empty where something is."""
     if not c.too_few:
         return ""
+    if not c.selected + c.rest:
+        return "Of no request it is known whether it was slow; `pdtrace coverage PATH` says what would tell."
     small, which = min((c.selected, "selected"), (c.rest, "other"))
     return (
         f"What sets them apart cannot be told from {plural(small, f'{which} request')}: each group needs {needed}. "

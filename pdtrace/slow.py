@@ -164,7 +164,8 @@ def _slowest(rows: pl.DataFrame) -> tuple[pl.DataFrame, Question]:
     """The slowest tenth by TTFT; by the whole duration where no first token was seen."""
     measure = "ttft_ms" if rows["ttft_ms"].null_count() < rows.height else "e2e_ms"
     limit = rows[measure].quantile(TENTH, "linear") if rows.height else None
-    rows = rows.with_columns(selected=pl.col(measure) > limit if limit is not None else None)
+    # With no value at all there is no limit, and nothing is known of any request.
+    rows = rows.with_columns(selected=pl.col(measure) > pl.lit(limit, dtype=pl.Float64))
     columns = frozenset([measure])
     return rows, Question("slowest_tenth", measure, columns, measure, limit)
 

@@ -195,6 +195,24 @@ def test_a_table_with_a_slow_worker(tmp_path: Path) -> None:
     assert "known to miss a limit (all requests: ttft 1000 ms)" in missed
 
 
+def test_where_no_duration_is_known_nobody_is_called_slow(tmp_path: Path) -> None:
+    trace = {"resourceSpans": [{"scopeSpans": [{"spans": [_open_span(n) for n in range(30)]}]}]}
+    path = tmp_path / "traces.json"
+    path.write_text(json.dumps(trace), "utf-8")
+    done = pdtrace("slow", str(path))
+    assert done.returncode == 0
+    assert "Of no request it is known whether it was slow" in done.stdout
+
+
+def _open_span(n: int) -> dict[str, object]:
+    """A request's span without an end."""
+    return {
+        "traceId": f"{n + 1:032x}", "spanId": f"{n + 1:016x}", "name": "llm_request", "kind": 2,
+        "startTimeUnixNano": str(1_790_000_000_000_000_000 + n), "endTimeUnixNano": "0",
+        "attributes": [{"key": "gen_ai.request.id", "value": {"stringValue": f"r{n}"}}],
+    }  # fmt: skip
+
+
 def test_nothing_stands_out_where_nothing_does(tmp_path: Path) -> None:
     rows = fleet(400).with_columns(ttft_ms=np.random.default_rng(2).random(400) * 100 + 50)
     done = pdtrace("slow", str(table(tmp_path, rows.drop("total_ms"))))

@@ -61,6 +61,14 @@ _LEG_SCHEMA = {
     "finish_reason": pl.String,
 }  # fmt: skip
 
+_SCHEMAS: dict[str, dict[str, Any]] = {
+    "legs": _LEG_SCHEMA,
+    "prefix_blocks": {
+        "source": pl.Int32, "record": pl.Int64, "leg": pl.String, "block_tokens": pl.Int64,
+        "hashes": pl.List(pl.UInt64),
+    },
+}  # fmt: skip
+
 Record = tuple[int | None, int, Mapping[str, Any]]  # source (None: the sink's), ordinal, event
 
 
@@ -74,6 +82,7 @@ class Rows:
             "intervals": [],
             "reported": [],
             "events": [],
+            "prefix_blocks": [],
         }
         self._windows: dict[str, list[int]] = {}
         self._blocks: dict[str, int] = {}
@@ -99,8 +108,7 @@ class Rows:
         """Hand over what was gathered."""
         for table, rows in self.tables.items():
             if rows:
-                schema = _LEG_SCHEMA if table == "legs" else None
-                frame = pl.DataFrame(rows, schema=schema, infer_schema_length=None)
+                frame = pl.DataFrame(rows, schema=_SCHEMAS.get(table), infer_schema_length=None)
                 out.add(
                     table,
                     frame
@@ -154,6 +162,7 @@ class Rows:
         self.tables["legs"].extend(
             self._worker_legs(source, ordinal, leg, request_id, request, times)
         )
+        self._blocks_of(source, ordinal, leg, request)
         self.tables["intervals"].extend(
             {
                 "source": source, "leg": leg, "detail": detail, "start_ns": start, "end_ns": end,
@@ -172,6 +181,25 @@ class Rows:
                         "definition": f"Dynamo request trace: {definition}",
                     }
                 )  # fmt: skip
+
+    def _blocks_of(
+        self, source: int | None, ordinal: int, leg: str, request: Mapping[str, Any]
+    ) -> None:
+        """Hashes of the whole blocks of the prompt; each stands for the prompt up to its block."""
+        replay = request.get("replay")
+        if not isinstance(replay, dict):
+            return
+        said = replay.get("input_sequence_hashes")
+        if not isinstance(said, list) or not said:
+            return
+        hashes = [integer(value) for value in said]
+        if all(value is not None and 0 <= value < 1 << 64 for value in hashes):
+            self.tables["prefix_blocks"].append(
+                {
+                    "source": source, "record": ordinal, "leg": leg, "hashes": hashes,
+                    "block_tokens": integer(replay.get("trace_block_size")),
+                }
+            )  # fmt: skip
 
     def _leg(
         self, source: int | None, ordinal: int, leg: str, request_id: str,

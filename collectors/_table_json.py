@@ -15,6 +15,7 @@ import pyarrow as pa
 from pdtrace.model import Sink, Source
 
 from ._common import json_records
+from ._table_blocks import is_block_column
 from ._table_headers import is_request_table, understand
 
 BATCH_ROWS = 65_536
@@ -119,6 +120,8 @@ def _column(name: str, values: list[Any]) -> pl.Series | None:
     if list in kinds and sum(isinstance(v, list) for v in present) * 2 <= len(present):
         return _column(name, [None if isinstance(v, list) else v for v in values])
     if list in kinds:
+        if is_block_column(name):
+            return _hash_column(name, values)
         if not understand(name):
             return pl.Series(name, [None] * len(values), dtype=pl.Null)
         return _list_column(name, values)
@@ -136,6 +139,15 @@ def _list_column(name: str, values: list[Any]) -> pl.Series:
     ]
     whole = all(isinstance(x, int) for row in rows if row for x in row)
     return pl.Series(name, rows, dtype=pl.List(pl.Int64 if whole else pl.Float64), strict=False)
+
+
+def _hash_column(name: str, values: list[Any]) -> pl.Series:
+    """Lists of whole numbers of 64 bits, all or nothing: a list with anything else in it is unknown."""
+    rows = [
+        v if isinstance(v, list) and all(type(x) is int and 0 <= x < 2**64 for x in v) else None
+        for v in values
+    ]
+    return pl.Series(name, rows, dtype=pl.List(pl.UInt64))
 
 
 def json_batches(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from ._table_blocks import prefix_blocks
 from ._table_columns import typed_columns
 from ._table_extras import intervals, reported, served, streams
 from ._table_headers import words_of
@@ -35,6 +36,7 @@ class Rows:
     summaries: list[int]
     empty: list[int]
     counts: dict[str, int]
+    blocks: pl.DataFrame | None = None
 
 
 def observer_of(name: str, columns: list[str], plan: Plan) -> str:
@@ -85,6 +87,7 @@ def build(
         values.filter("summary")["record"].to_list(),
         values.filter(~pl.col("filled") & ~pl.col("summary"))["record"].to_list(),
         counts,
+        prefix_blocks(plan, frame_kept, kept),
     )
 
 

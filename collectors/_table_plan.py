@@ -51,6 +51,7 @@ class Plan:
     unused: list[str] = field(default_factory=list)
     dialect: str = ""  # litellm, burstgpt, llmperf
     zero_output_fails: bool = False
+    block_tokens: int | None = None  # of the prompt blocks whose hashes the table lists
 
     def first(self, meaning: str) -> Column | None:
         """The column that gives this."""

@@ -93,6 +93,8 @@ def _store(rows: Rows, out: Sink, servers: dict[str, str]) -> None:
                 out.add(table, frame)
     if rows.streams is not None and rows.streams.height:
         out.add("streams", rows.streams)
+    if rows.blocks is not None and rows.blocks.height:
+        out.add("prefix_blocks", rows.blocks)
     if rows.served is not None and rows.served.height:
         _add_served(rows.served, out, servers)
 

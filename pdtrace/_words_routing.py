@@ -26,7 +26,9 @@ def routing(row: Row) -> Words:
         title = f"placement {_evenness(row)}"
     return Words(
         title,
-        sentence(_decided(row), _load(row), _affinity(row), _saved(row), _belief(row)),
+        sentence(
+            _decided(row), _load(row), _affinity(row), _prefixes(row), _saved(row), _belief(row)
+        ),
         _routing_assumptions(row),
         _routing_advice(row),
     )
@@ -113,11 +115,41 @@ def _affinity(row: Row) -> str | None:
     )
 
 
+def _prefixes(row: Row) -> str | None:
+    """How prompts that begin alike were placed."""
+    if not row["prefix_requests"]:
+        return None
+    if not row["repeated_requests"]:
+        return f"No prompt of {row['prefix_requests']:,} begins as one before it."
+    hot = ""
+    if row["hot_prefix_requests"]:
+        of = (
+            f" ({count(row['hot_prefix_tokens'])} tokens)"
+            if row["hot_prefix_tokens"] is not None
+            else ""
+        )
+        hot = (
+            f" The beginning with most to share{of} opens {plural(row['hot_prefix_requests'], 'prompt')} on "
+            f"{plural(row['hot_prefix_workers'], 'worker')}."
+        )
+    return (
+        f"{row['repeated_requests']:,} of {plural(row['prefix_requests'], 'prompt')} begin as an earlier one did; "
+        f"{share(row['prefix_kept_ratio'])} ({share(row['prefix_kept_low_ratio'])} to "
+        f"{share(row['prefix_kept_high_ratio'])}) of those went to a worker that had had the longest such beginning; "
+        f"without regard to prompts it would be {share(row['prefix_chance_ratio'])}.{hot}"
+    )
+
+
 def _saved(row: Row) -> str | None:
     parts = []
+    if row["prefix_saved_tokens"] is not None and row["repeated_requests"]:
+        parts.append(
+            f"of {count(row['prefix_seen_tokens'])} tokens that earlier prompts began with "
+            f"{count(row['prefix_saved_tokens'])} were computed again on a worker that had not had them, another had"
+        )
     if row["moved_saved_tokens"] is not None and row["later_turns"]:
         parts.append(
-            f"Turns that moved computed {count(row['moved_saved_tokens'])} tokens again that the worker before had"
+            f"turns that moved computed {count(row['moved_saved_tokens'])} tokens again that the worker before had"
         )
     if row["index_saved_tokens"] is not None:
         parts.append(
@@ -202,7 +234,9 @@ def _times(value: float | None) -> str:
 
 
 def low_cache_reuse(row: Row) -> Words:
-    """Later turns computed their prefix again."""
+    """Later turns, or prompts that begin alike, computed their prefix again."""
+    if row["basis"] == "prefix":
+        return _low_prefix_reuse(row)
     moved = row["moved_ratio"]
     apart = None
     if moved is not None and row["stayed_ratio"] is not None:
@@ -227,5 +261,34 @@ def low_cache_reuse(row: Row) -> Words:
             ("cache size and eviction",)
             if apart and not row["elsewhere_tokens"]
             else ("routing the turns of a session to one worker; cache size and eviction",)
+        ),
+    )
+
+
+def _low_prefix_reuse(row: Row) -> Words:
+    """Prompts that begin as earlier ones did computed that beginning again."""
+    elsewhere = row["elsewhere_tokens"]
+    apart = None
+    if elsewhere is not None:
+        apart = (
+            f"At most {count(elsewhere)} of them are due to placement ({row['moved_turns']:,} prompts went to a worker that "
+            "had not had all of it); the rest this worker had had: evicted since, not ready yet when the prompt came, or "
+            "not kept at all."
+            if elsewhere
+            else "All of them the same worker had had: placement is not the reason; eviction, or a cache that is off, is."
+        )
+    return Words(
+        title=f"prompts that begin as earlier ones did computed {share(row['share'])} of that beginning again",
+        detail=sentence(
+            f"{count(row['value'])} of {count(row['reusable_tokens'])} tokens in {plural(row['requests'], 'prompt')}.",
+            apart,
+        ),
+        assumptions=("a cache that never forgets is the measure: no real one finds all of it",),
+        suggestions=(
+            (
+                "routing prompts that begin alike to one worker, where its queue allows; cache size and eviction",
+            )
+            if elsewhere
+            else ("whether prefix caching is on; cache size and eviction",)
         ),
     )

@@ -26,6 +26,7 @@ _READ_BY_MANY = (
     "phase_by_request",
     "transfer_times",
     "prompt_reuse",
+    "prefix_reuse",
     "load_spread",
     "decision_outcomes",
     "gap_summary",

@@ -46,6 +46,7 @@ _POLARS: dict[str, Any] = {
     "VARCHAR[]": pl.List(pl.String),
     "BIGINT[]": pl.List(pl.Int64),
     "INTEGER[]": pl.List(pl.Int32),
+    "UBIGINT[]": pl.List(pl.UInt64),
 }
 
 

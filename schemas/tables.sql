@@ -337,6 +337,17 @@ CREATE TABLE streams (
   observer VARCHAR           -- client, gateway, router, frontend or engine
 );
 
+-- hashes of the blocks of a prompt, where a record tells them: equal beginnings are equal prefixes
+-- stage: interpret
+-- key: leg
+CREATE TABLE prefix_blocks (
+  source INTEGER,            -- the source
+  record BIGINT,             -- ordinal of the record
+  leg VARCHAR,               -- the leg whose prompt it is
+  block_tokens BIGINT,       -- tokens of a block; NULL unknown
+  hashes UBIGINT[]           -- hash of each block, from the first token on; a last block may be partial
+);
+
 -- why two legs are one request
 -- stage: derived
 CREATE TABLE identity_edges (
@@ -491,6 +502,37 @@ CREATE TABLE transfer_waits (
   request VARCHAR,           -- the request
   wait_ms DOUBLE,            -- time between prefill and transfer (details bridge_wait and kv_space_wait, upper bounds left out)
   busy_ms DOUBLE             -- of it while the worker that sends or the one that receives was moving other KV (the greater of the two)
+);
+
+-- which part of each prompt an earlier request of the deployment began with, from the hashes of its blocks (evidence level C)
+-- stage: methods
+-- key: deployment, request
+CREATE TABLE prefix_requests (
+  deployment VARCHAR,        -- deployment
+  request VARCHAR,           -- the request
+  worker VARCHAR,            -- worker that computed the prompt; NULL unknown
+  step_tokens BIGINT,        -- prefixes are told apart to so many tokens: a block, or several of them in very long runs; NULL unknown
+  steps BIGINT,              -- steps of the prompt that were compared
+  seen_steps BIGINT,         -- of them from the first on, those that some earlier request began with
+  here_steps BIGINT,         -- of them from the first on, those that an earlier request of the same worker began with; NULL without worker
+  seen_tokens BIGINT,        -- seen_steps in tokens, no more than the prompt; NULL unknown
+  here_tokens BIGINT,        -- here_steps in tokens, no more than the prompt; NULL unknown
+  holders BIGINT,            -- workers that had computed all of seen_steps
+  holders_ratio DOUBLE       -- share of all requests (with known worker) that those workers got: the chance to meet one
+);
+
+-- the beginnings that prompts share, each from where it branches off a shorter one; the hundred with most to share
+-- stage: methods
+-- key: deployment, prefix
+CREATE TABLE prefix_segments (
+  deployment VARCHAR,        -- deployment
+  prefix VARCHAR,            -- name of the beginning: hash of all of it
+  from_step BIGINT,          -- steps before it belong to a beginning that more requests share
+  until_step BIGINT,         -- steps that it is long, from the first token on
+  step_tokens BIGINT,        -- tokens of a step; NULL unknown
+  requests BIGINT,           -- requests that begin with it
+  workers VARCHAR[],         -- workers that computed prompts which begin with it, most requests first
+  worker_requests BIGINT[]   -- requests of each of them
 );
 
 -- how long a link between workers takes for so many bytes: setup time + bytes / bandwidth

@@ -43,7 +43,7 @@ def golden(collector: str, path: Path) -> dict[str, object]:
         rows = store.sql(f"FROM {table.name} ORDER BY ALL")
         if rows.height:
             shown = [
-                {k: v for k, v in row.items() if v is not None}
+                {k: v[:3] if k == "hashes" else v for k, v in row.items() if v is not None}
                 for row in rows.head(ROWS_SHOWN).to_dicts()
             ]
             result[table.name] = {"rows": rows.height, "first": shown}

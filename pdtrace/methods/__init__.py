@@ -19,6 +19,7 @@ from pdtrace.methods import (
     interference_requests,
     interference_steps,
     kv_sizes,
+    prefix_reuse,
     transfer_fit,
     transfer_requests,
     transfer_waits,
@@ -109,6 +110,20 @@ def _transfer_requests(tables: Tables) -> dict[str, pl.DataFrame]:
     return {"transfer_requests": moved, "transfer_waits": waited}
 
 
+def _prefix_reuse(tables: Tables) -> dict[str, pl.DataFrame]:
+    """Deployment after deployment; without block hashes nothing is read."""
+    requests = [pl.DataFrame(schema=prefix_reuse.REQUESTS_SCHEMA)]
+    segments = [pl.DataFrame(schema=prefix_reuse.SEGMENTS_SCHEMA)]
+    if not tables.sql("SELECT 1 FROM prefix_blocks LIMIT 1").is_empty():
+        for row in tables.sql(prefix_reuse.DEPLOYMENTS).iter_rows(named=True):
+            every = prefix_reuse.stride(row["blocks"])
+            rows = tables.sql(prefix_reuse.REQUESTS, deployment=row["deployment"], stride=every)
+            told, shared = prefix_reuse.prefixes(rows, row["deployment"], every)
+            requests.append(told)
+            segments.append(shared)
+    return {"prefix_requests": pl.concat(requests), "prefix_segments": pl.concat(segments)}
+
+
 def _changes(tables: Tables) -> dict[str, pl.DataFrame]:
     """Deployment after deployment; restarts of all workers at the end."""
     found = [
@@ -156,6 +171,12 @@ METHODS: dict[str, Method] = {
             makes=("transfer_requests", "transfer_waits"),
             needs=("transfers", "transfer_times", "phases", "requests"),
             function=_transfer_requests,
+        ),
+        Method(
+            name="prefix_reuse",
+            makes=("prefix_requests", "prefix_segments"),
+            needs=("prefix_blocks", "legs", "requests"),
+            function=_prefix_reuse,
         ),
         Method(
             name="changes",

@@ -157,9 +157,9 @@ def _client(maker: Maker) -> dict[str, Any]:
 
 
 def _hashes(maker: Maker) -> list[int]:
-    """One number per whole block of the prompt; equal where requests begin alike."""
+    """One number per block of the prompt, the last partial one too; equal where requests begin alike."""
     row, ids = maker.row, maker.ids
-    count = row["prompt_tokens"] // BLOCK_TOKENS
+    count = -(-row["prompt_tokens"] // BLOCK_TOKENS)
     common = 0
     if row["prefix"] is not None:
         common = min(maker.run.scenario.system_tokens // BLOCK_TOKENS, count)

@@ -2,18 +2,21 @@
 -- and what another placement could have saved at most.
 --
 -- What could have been saved is a bound, never a promise: prompt tokens that were computed though
--- another worker had them. Two kinds of data show it: turns of a session that moved (view
--- session_turns), and routers that count the best prefix match among the workers they could choose
--- beside the one they took; the greater is value. Taking the better match would have loaded that
--- worker more: this price is not in it. Appears where there is a choice of at
--- least two workers, and a router's choices or later turns of sessions are known. Severity: info; warning when a fifth of all prompt tokens is
--- such a bound. Level C; D where only counters tell.
+-- another worker had them. Three kinds of data show it: hashes of prompt blocks (view prefix_reuse;
+-- where nine in ten prompts have them, turns are not guessed from), turns of a session that moved
+-- (view session_turns), and routers that count the best prefix match among the workers they could
+-- choose beside the one they took; the greatest is value. Taking the better match would have loaded
+-- that worker more: this price is not in it. Appears where there is a choice of at least two workers,
+-- and a router's choices, later turns of sessions or prompts that begin alike are known. Severity:
+-- info; warning when a fifth of all prompt tokens is such a bound. Level C; D where only counters tell.
 --
 -- grain:   one row per deployment
--- needs:   decision_outcomes, session_turns, prompt_reuse, load_spread, samples, workers, counted_requests, deployment_sources
+-- needs:   decision_outcomes, session_turns, prompt_reuse, prefix_reuse, hot_prefixes, load_spread, samples, workers, counted_requests, deployment_sources
 -- when:    EXISTS (FROM decisions)
 --          OR EXISTS (FROM requests WHERE session IS NOT NULL OR turn IS NOT NULL)
+--          OR EXISTS (FROM prefix_blocks)
 -- when:    EXISTS (FROM decisions) OR EXISTS (FROM requests WHERE turn IS NOT NULL)
+--          OR EXISTS (FROM prefix_blocks)
 -- params:
 --   min_requests     20   fewer are an anecdote
 --   min_saved_ratio  0.2  a fifth of the prompt tokens: above it, affinity may be worth its price
@@ -57,6 +60,17 @@
 --   chance_ratio         DOUBLE     1   the same had turns been placed without regard to sessions
 --   moved_saved_tokens   BIGINT     tokens  computed again after moves, at most; NULL unknown
 --   index_saved_tokens   BIGINT     tokens  best match less chosen match, as the router counts them; NULL unknown
+--   prefix_requests      BIGINT     requests whose prompt blocks are known
+--   repeated_requests    BIGINT     of them, those that begin as an earlier one did, with known worker
+--   prefix_kept_ratio    DOUBLE     1   of those, the share that went to a worker which had had most of the beginning
+--   prefix_kept_low_ratio   DOUBLE  1   95 % interval (Wilson), lower end
+--   prefix_kept_high_ratio  DOUBLE  1   upper end
+--   prefix_chance_ratio  DOUBLE     1   the same had they been placed without regard to prompts
+--   prefix_seen_tokens   BIGINT     tokens  of all prompts, what an earlier one began with; NULL unknown
+--   prefix_saved_tokens  BIGINT     tokens  of those computed again though another worker had had them, at most; NULL unknown
+--   hot_prefix_tokens    BIGINT     tokens  the beginning with most to share: its length; NULL none
+--   hot_prefix_requests  BIGINT     requests that begin with it
+--   hot_prefix_workers   BIGINT     workers that computed it
 --   belief               VARCHAR    engine (checked against the engines, see router_belief), answer, copy (the answers repeat the belief), none
 WITH decided AS (
   SELECT deployment, count(*) AS decisions,
@@ -145,13 +159,38 @@ decode_spread AS (
   WHERE side = 'decode'
   GROUP BY deployment
 ),
+begun AS (
+  SELECT deployment, count(*) AS prefix_requests, count(kept) AS repeated_requests,
+    count(*) FILTER (kept) / nullif(count(kept), 0) AS prefix_kept,
+    avg(holders_ratio) FILTER (kept IS NOT NULL) AS prefix_chance_ratio,
+    sum(seen_tokens)::BIGINT AS prefix_seen_tokens,
+    CASE WHEN count(elsewhere_tokens) > 0 THEN sum(elsewhere_tokens)::BIGINT END
+      AS prefix_saved_tokens,
+    coalesce(
+      min_by({'request': request, 'value': elsewhere_tokens::DOUBLE}, (-elsewhere_tokens, request), 5)
+        FILTER (elsewhere_tokens > 0), []
+    ) AS prefix_culprits
+  FROM prefix_reuse
+  GROUP BY deployment
+),
+hot AS (
+  SELECT deployment, prefix_tokens AS hot_prefix_tokens, requests AS hot_prefix_requests,
+    len(workers) AS hot_prefix_workers
+  FROM hot_prefixes
+  WHERE place = 1
+),
 joined AS (
   SELECT p.deployment, p.n AS requests, p.prompt_tokens, d.* EXCLUDE (deployment),
     f.ttft_s, s.* EXCLUDE (deployment), q.* EXCLUDE (deployment), t.later_turns, t.kept / nullif(t.later_turns, 0) AS kept,
     c.chance_ratio, c.workers_used, t.moved_saved_tokens, x.index_saved_tokens,
-    coalesce(t.culprits, []) AS culprits,
-    greatest(t.moved_saved_tokens, x.index_saved_tokens)::DOUBLE AS saved,
-    x.index_saved_tokens > coalesce(t.moved_saved_tokens, -1) AS from_counters
+    CASE WHEN coalesce(b.prefix_requests, 0) >= 0.9 * p.n OR t.moved_saved_tokens IS NULL
+        OR b.prefix_saved_tokens > t.moved_saved_tokens
+      THEN coalesce(b.prefix_culprits, []) ELSE coalesce(t.culprits, []) END AS culprits,
+    -- what prompts really begin with is better than what turns are taken to
+    CASE WHEN coalesce(b.prefix_requests, 0) >= 0.9 * p.n AND b.prefix_saved_tokens IS NOT NULL
+      THEN b.prefix_saved_tokens
+      ELSE greatest(t.moved_saved_tokens, b.prefix_saved_tokens) END AS by_prompts,
+    b.* EXCLUDE (deployment, prefix_culprits), h.* EXCLUDE (deployment)
   FROM prompt AS p
   LEFT JOIN decided AS d ON d.deployment IS NOT DISTINCT FROM p.deployment
   LEFT JOIN first_token AS f ON f.deployment IS NOT DISTINCT FROM p.deployment
@@ -160,6 +199,13 @@ joined AS (
   LEFT JOIN turns AS t ON t.deployment IS NOT DISTINCT FROM p.deployment
   LEFT JOIN chance AS c ON c.deployment IS NOT DISTINCT FROM p.deployment
   LEFT JOIN prefix AS x ON x.deployment IS NOT DISTINCT FROM p.deployment
+  LEFT JOIN begun AS b ON b.deployment IS NOT DISTINCT FROM p.deployment
+  LEFT JOIN hot AS h ON h.deployment IS NOT DISTINCT FROM p.deployment
+),
+bounded AS (
+  SELECT *, greatest(by_prompts, index_saved_tokens)::DOUBLE AS saved,
+    index_saved_tokens > coalesce(by_prompts, -1) AS from_counters
+  FROM joined
 )
 SELECT j.deployment,
   CASE WHEN saved >= min_saved_ratio * prompt_tokens THEN 'warning' ELSE 'info' END AS severity,
@@ -177,10 +223,20 @@ SELECT j.deployment,
     + 0.9604 / (later_turns * later_turns))) / (1 + 3.8416 / later_turns) AS kept_low_ratio,
   (kept + 1.9208 / later_turns + 1.96 * sqrt(kept * (1 - kept) / later_turns
     + 0.9604 / (later_turns * later_turns))) / (1 + 3.8416 / later_turns) AS kept_high_ratio,
-  chance_ratio, moved_saved_tokens, index_saved_tokens, coalesce(belief, 'none') AS belief
-FROM joined AS j
+  chance_ratio, moved_saved_tokens, index_saved_tokens,
+  coalesce(prefix_requests, 0) AS prefix_requests, coalesce(repeated_requests, 0) AS repeated_requests,
+  prefix_kept AS prefix_kept_ratio,
+  (prefix_kept + 1.9208 / repeated_requests - 1.96 * sqrt(prefix_kept * (1 - prefix_kept)
+    / repeated_requests + 0.9604 / (repeated_requests * repeated_requests)))
+    / (1 + 3.8416 / repeated_requests) AS prefix_kept_low_ratio,
+  (prefix_kept + 1.9208 / repeated_requests + 1.96 * sqrt(prefix_kept * (1 - prefix_kept)
+    / repeated_requests + 0.9604 / (repeated_requests * repeated_requests)))
+    / (1 + 3.8416 / repeated_requests) AS prefix_kept_high_ratio,
+  prefix_chance_ratio, prefix_seen_tokens, prefix_saved_tokens, hot_prefix_tokens,
+  hot_prefix_requests, hot_prefix_workers, coalesce(belief, 'none') AS belief
+FROM bounded AS j
 LEFT JOIN deployment_sources AS f ON f.deployment = j.deployment AND f.evidence = 'requests'
 WHERE requests >= min_requests
   -- with one worker of each kind there is nothing to choose
   AND greatest(workers_seen, decode_workers, workers_used) >= 2
-  AND (coalesce(decisions, 0) >= min_requests OR coalesce(later_turns, 0) >= min_requests)
+  AND greatest(decisions, later_turns, repeated_requests) >= min_requests

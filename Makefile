@@ -33,7 +33,9 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 demo: $(STAMP)
-	@$(BIN)/pdtrace demo
+	@mkdir -p build && rm -f build/report.html
+	@$(BIN)/pdtrace demo --report build/report.html
+	@echo "the same with pictures: build/report.html"
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto --dist loadfile

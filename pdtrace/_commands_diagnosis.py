@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from pdtrace._door import (
@@ -106,21 +108,27 @@ def coverage(paths: tuple[str, ...], style: str,
     "--seed", type=click.IntRange(min=0), help="Another run of the scenario; 0 is the first."
 )
 @click.option("--list", "listed", is_flag=True, help="Name the scenarios.")
-def demo(style: str, output: str | None, scenario: str | None, shape: str | None, seed: int | None, listed: bool) -> None:  # fmt: skip
+@click.option(
+    "--report", "page", metavar="FILE", type=click.Path(), help="Also write the report there."
+)
+def demo(style: str, output: str | None, scenario: str | None, shape: str | None, seed: int | None, listed: bool,
+         page: str | None) -> None:  # fmt: skip
     """Diagnose a real vLLM run that ships with pdtrace, or a simulated run whose truth is known.
 
     \b
     pdtrace demo
     pdtrace demo -o dump/ && pdtrace explain slowest dump/
+    pdtrace demo --report report.html
     pdtrace demo --scenario chunked_2048 -o simulated/
     """
     from pdtrace import files, terminal
-    from pdtrace.diagnose import diagnose as run
+    from pdtrace.report import diagnose_and_write
 
     if listed:
         terminal.show_scenarios(files.scenario_list(), style)
         return
+    page = os.path.abspath(page) if page else None  # noqa: PTH100 -- the demo is read from another folder
     made = files.any_demo(scenario, shape, seed, output)
     with made as folder, open_trace((folder,)) as trace:
-        diagnosis = run(trace.store)
+        diagnosis = diagnose_and_write(trace.store, page)
     terminal.show_diagnosis(diagnosis, style)

@@ -21,6 +21,7 @@ from pdtrace import (
     _commands_diagnosis,
     _commands_run,
     _commands_runs,
+    _commands_views,
 )
 from pdtrace._door import FINE, OUR_ERROR, USAGE
 from pdtrace.errors import REPORT, BadOption, PdtraceError, in_one_line, printable
@@ -70,6 +71,7 @@ _COMMANDS = (
     _commands_analysis.slow,
     _commands_runs.compare,
     _commands_runs.whatif,
+    _commands_views.report,
     _commands_diagnosis.coverage,
     _commands_data.query,
     _commands_data.ingest,

@@ -280,6 +280,11 @@ def show_sources_summary(rows: Sequence[Mapping[str, Any]], output: str) -> None
     out.print(Text(f"made {output}"))
 
 
+def show_made(output: str) -> None:
+    """Say which file was made, on stdout."""
+    console().print(Text(f"made {output}"))
+
+
 def show_collectors(rows: Sequence[Mapping[str, str]], style: str) -> None:
     """The formats that can be read."""
     if style == "json":

@@ -61,6 +61,7 @@ def payloads(page: str) -> dict[str, Any]:
     found = re.findall(
         r'<figure class="picture" id="(.+?)">.*?<script type="text/plain" class="data">(.+?)</script>',
         page,
+        flags=re.DOTALL,
     )
     return {name: json.loads(zlib.decompress(base64.b64decode(data))) for name, data in found}
 

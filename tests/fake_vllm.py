@@ -7,6 +7,7 @@ vllm/v1/request.py, vllm/v1/engine/{__init__,core}.py of three versions:
 
 from __future__ import annotations
 
+import abc
 import enum
 import sys
 from collections import deque
@@ -294,6 +295,19 @@ class AsyncScheduler(Scheduler):
             request.num_output_placeholders += 1
 
 
+class StatLoggerBase(abc.ABC):
+    """vllm/v1/metrics/loggers.py; plugins are classes below it."""
+
+    @abc.abstractmethod
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None: ...
+
+    @abc.abstractmethod
+    def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None: ...  # fmt: skip
+
+    @abc.abstractmethod
+    def log_engine_initialized(self) -> None: ...
+
+
 def install(monkeypatch: pytest.MonkeyPatch, version: str = "0.33") -> None:
     """Make `import vllm.v1.core.sched.scheduler` and the others find the stand-in."""
     fields: dict[str, Any] = {"request_id": ""}
@@ -306,6 +320,8 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str = "0.33") -> None:
         "vllm.v1.core.sched": {},
         "vllm.v1.core.sched.scheduler": {"Scheduler": Scheduler},
         "vllm.v1.core.sched.async_scheduler": {"AsyncScheduler": AsyncScheduler},
+        "vllm.v1.metrics": {},
+        "vllm.v1.metrics.loggers": {"StatLoggerBase": StatLoggerBase},
         "vllm.v1.engine": {"EngineCoreRequest": type("EngineCoreRequest", (), fields)},
     }
     monkeypatch.setattr(Scheduler, "version", version)

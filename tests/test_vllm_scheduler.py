@@ -267,7 +267,7 @@ def test_a_version_that_is_not_understood_runs_on_unrecorded(
     mine = made()
     engine = fake.Engine(mine, clock)
     mine.add_request(fake.Request("chatcmpl-a", 100, 3))
-    monkeypatch.setattr(book, "_Contexts", lambda output: output.no_such_thing)
+    monkeypatch.setattr(book, "Contexts", lambda output: output.no_such_thing)
     with caplog.at_level(logging.WARNING):
         engine.run()
     assert [r.message for r in caplog.records] == [

@@ -26,6 +26,13 @@ PATHS = re.compile(
     r"/(chat/completions|completions|responses|messages|generate|generate_stream|inference)/?$"
 )
 _CLIENT_LEFT = "http.disconnect"
+# What servers of this process are that were not told; an engine's door sets it where the engine has spans of its own.
+_served_as: list[str] = []
+
+
+def served_as(role: str) -> None:
+    """Say what the servers of this process are, where nobody told them."""
+    _served_as[:] = [role]
 
 
 class PdtraceMiddleware:
@@ -55,8 +62,9 @@ class PdtraceMiddleware:
         scope["pdtrace"] = True  # a second middleware further in must not count the call again
         headers = _headers(scope.get("headers", ()))
         request = api.request(headers, emission="chunk")
-        if self.role is not None:
-            request.set(role=self.role)
+        role = self.role or (_served_as[0] if _served_as else None)
+        if role is not None:
+            request.set(role=role)
         call = _Call(request, receive, send)
         inner = scope
         with contextlib.suppress(Exception):

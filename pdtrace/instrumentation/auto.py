@@ -109,12 +109,14 @@ def environment(
     base: Mapping[str, str], folder: str, role: str | None = None, service: str | None = None
 ) -> dict[str, str]:
     """The environment in which a Python program, and those that it starts, are recorded."""
-    site = str(Path(__file__).with_name("_site"))
+    # Behind our sitecustomize stand entry points of ours that exist under `pdtrace run` only: vLLM
+    # changes what it does for a stat logger that is merely installed.
+    ours = [str(Path(__file__).with_name(name)) for name in ("_site", "_plugins")]
     path = base.get("PYTHONPATH")
     changed = {
         "PDTRACE_RUN": "1",
         "PDTRACE_FOLDER": folder,
-        "PYTHONPATH": site if not path else site + os.pathsep + path,
+        "PYTHONPATH": os.pathsep.join([*ours, path] if path else ours),
     }
     if role is not None:
         changed["PDTRACE_ROLE"] = role

@@ -14,6 +14,7 @@ from typing import Any
 from pdtrace import model
 from pdtrace import semconv as s
 from pdtrace.instrumentation._context import new_span_id
+from pdtrace.instrumentation.engine_steps import PARTS
 from pdtrace.instrumentation.requests import Request, Stream
 
 Span = dict[str, Any]
@@ -84,14 +85,21 @@ _NEAREST = {
 
 
 def spans(request: Request) -> list[Span]:
-    """All spans of one finished request, or the one of a run of engine steps."""
+    """All spans of one finished request, or of a run of engine steps."""
     if request.name != s.SPAN_REQUEST:
-        pairs = _named(request.attributes)
-        what = (_INTERNAL, request.start_ns, request.end_ns)
-        return [_span(request, request.name, request.span_id, None, what, pairs)]
+        return _steps(request)
     made = [_request_span(request, index) for index in range(len(request.streams))]
     made += [_phase_span(request, phase) for phase in tuple(request.phases)]
     return made
+
+
+def _steps(run: Request) -> list[Span]:
+    """A run of engine steps; members that it has no room for in further spans."""
+    attributes = dict(run.attributes)
+    parts = attributes.pop(PARTS, ())
+    what = (_INTERNAL, run.start_ns, run.end_ns)
+    made = [_span(run, run.name, run.span_id, None, what, _named(attributes))]
+    return made + [_span(run, run.name, new_span_id(), None, what, _named(part)) for part in parts]
 
 
 def _request_span(request: Request, index: int) -> Span:

@@ -7,16 +7,19 @@
             step.set(decode_requests=len(decoding), prefill_tokens=chunk, prefill_requests=1)
             step.member("req-1", prefill_tokens=chunk)
 
-One clock reading at each end of a step and a few appends: encoding is the recorder's business.
+One clock reading at each end of a step and a few appends: columns and encoding are the recorder's
+business, on its own thread.
 """
 
 from __future__ import annotations
 
-import contextlib
 from array import array
-from time import perf_counter_ns, time_ns
+from collections.abc import Collection, Sequence
+from functools import partial
+from itertools import chain, repeat
+from time import perf_counter_ns, sleep, time_ns
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from pdtrace import semconv as s
 from pdtrace.instrumentation.recorder import Destination
@@ -24,22 +27,31 @@ from pdtrace.instrumentation.requests import Request
 
 RUN_STEPS = 256  # steps of one span
 RUN_NS = 1_000_000_000  # or as many as begin within a second
-# Ids of one span: readers take much text under one key for a prompt.
+# Ids of one span: readers take much text under one key for a prompt. Further members have spans of their own.
 RUN_ID_BYTES = 3000
 UNKNOWN = -1
-_MEMBER = ("prefill_tokens", "decode_tokens", "context_tokens")
+PARTS = "_parts"  # key of a run's attributes: those of further spans, made by encode.py
+
+
+class Decoding(NamedTuple):
+    """Requests that decoded a token in a step, and their contexts; but for those in `without`."""
+
+    ids: Sequence[str]
+    contexts: Sequence[int]
+    without: Collection[str]
 
 
 class Step:
     """One engine step, from its start to its end: a context manager."""
 
-    __slots__ = ("counts", "kv_usage_ratio", "members", "start_ns", "steps")
+    __slots__ = ("counts", "decoders", "kv_usage_ratio", "members", "start_ns", "steps")
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
         self.counts: dict[str, int] = {}
         self.kv_usage_ratio: float | None = None
         self.members: list[tuple[str, int, int, int]] = []
+        self.decoders: Decoding | None = None
         self.start_ns = 0
 
     def set(self, *, kv_usage_ratio: float | None = None, **counts: int) -> None:
@@ -59,6 +71,12 @@ class Step:
     ) -> None:
         """A request that was in the step, by the id that its spans have."""
         self.members.append((request_id, prefill_tokens, decode_tokens, context_tokens))
+
+    def decoded(
+        self, ids: Sequence[str], contexts: Sequence[int] = (), without: Collection[str] = ()
+    ) -> None:
+        """Many members at once, each of which decoded; the sequences are read later, so leave them as they are."""
+        self.decoders = Decoding(ids, contexts, without)
 
     def __enter__(self) -> Self:
         self.start_ns = perf_counter_ns()
@@ -88,78 +106,126 @@ class Steps:
         seq, self._seq = self._seq, self._seq + 1
         if not self._recorder.enabled:
             return
-        with contextlib.suppress(Exception):  # whatever was handed to `set` and `member`
-            if self._run is not None and self._run.full(step):
-                self.flush()
-            if self._run is None:
-                self._run = _Run(seq, step.start_ns)
-            self._run.add(step, end_ns)
+        run = self._run
+        if run is not None and run.full(step):
+            self.flush()
+            run = None
+        if run is None:
+            run = self._run = _Run(seq, step.start_ns)
+        run.steps.append((step, end_ns))
 
     def flush(self) -> None:
-        """Hand over what is kept; called by itself once a second and when an engine goes idle is up to the caller."""
+        """Hand over what is kept. By itself it happens once a second while steps come; when an engine
+        goes idle it is up to the caller."""
         run, self._run = self._run, None
         if run is not None:
             run.hand_over(self._recorder, self._rank)
 
 
 class _Run:
-    """Steps one after another, column by column."""
+    """Steps one after another."""
 
-    __slots__ = ("columns", "elapsed", "end_ns", "id_bytes", "ids", "kv_usage", "members", "offsets", "seq", "start_ns", "wall_ns")  # fmt: skip
+    __slots__ = ("seq", "start_ns", "steps", "wall_ns")
 
     def __init__(self, seq: int, start_ns: int) -> None:
         self.seq = seq
         self.start_ns = start_ns
         self.wall_ns = time_ns() - (perf_counter_ns() - start_ns)
-        self.end_ns = start_ns
-        self.offsets, self.elapsed = array("q"), array("q")
-        self.columns = {name: array("q") for name in s.STEP_COUNTS}
-        self.kv_usage = array("d")
-        self.ids: dict[str, int] = {}
-        self.id_bytes = 0
-        self.members = {name: array("q") for name in s.STEP_MEMBERS}
+        self.steps: list[tuple[Step, int]] = []
 
     def full(self, step: Step) -> bool:
         """Whether a step belongs to the next run."""
-        return (
-            len(self.elapsed) >= RUN_STEPS
-            or step.start_ns - self.start_ns >= RUN_NS
-            or self.id_bytes + sum(len(member[0]) for member in step.members) > RUN_ID_BYTES
-        )
-
-    def add(self, step: Step, end_ns: int) -> None:
-        index = len(self.elapsed)
-        self.offsets.append(step.start_ns - self.start_ns)
-        self.elapsed.append(end_ns - step.start_ns)
-        self.end_ns = end_ns
-        for name, column in self.columns.items():
-            column.append(step.counts.get(name, UNKNOWN))
-        self.kv_usage.append(UNKNOWN if step.kv_usage_ratio is None else step.kv_usage_ratio)
-        for request_id, *numbers in step.members:
-            known = self.ids.get(request_id)
-            if known is None:
-                known = self.ids[request_id] = len(self.ids)
-                self.id_bytes += len(request_id)
-            for name, value in zip(s.STEP_MEMBERS, (index, known, *numbers), strict=True):
-                self.members[name].append(value)
+        return len(self.steps) >= RUN_STEPS or step.start_ns - self.start_ns >= RUN_NS
 
     def hand_over(self, recorder: Destination, rank: str | None) -> None:
-        """Put the run into the recorder's queue as a span of its own trace."""
-        attributes: dict[str, Any] = {
-            s.STEP_FIRST_SEQ: self.seq,
-            s.STEP_RANK: rank,
-            s.STEP_OFFSETS_NS: self.offsets,
-            s.STEP_ELAPSED_NS: self.elapsed,
-        }
-        for name, column in self.columns.items():
-            if any(value != UNKNOWN for value in column):
-                attributes[s.STEP_COUNTS[name]] = column
-        if any(value != UNKNOWN for value in self.kv_usage):
-            attributes[s.STEP_KV_USAGE] = self.kv_usage.tolist()
-        if self.ids:
-            attributes[s.STEP_MEMBER_IDS] = list(self.ids)
-            attributes.update({s.STEP_MEMBERS[name]: self.members[name] for name in s.STEP_MEMBERS})
-        span = Request(recorder, None, attributes, s.SPAN_STEPS)
-        span.wall_ns, span.start_ns, span.end_ns = self.wall_ns, self.start_ns, self.end_ns
-        span.ended = True
+        """Put the run into the recorder's queue as a span of its own trace; its columns are made there."""
+        span = self._span(recorder, {s.STEP_FIRST_SEQ: self.seq, s.STEP_RANK: rank})
+        span.later.append(partial(self._columns, span.attributes))
+        if any(step.members or step.decoders for step, _ in self.steps):
+            span.later.append(partial(self._members, span.attributes))
         recorder.put(span)
+
+    def _span(self, recorder: Destination, attributes: dict[str, Any]) -> Request:
+        span = Request(recorder, None, attributes, s.SPAN_STEPS)
+        span.wall_ns, span.start_ns, span.end_ns = self.wall_ns, self.start_ns, self.steps[-1][1]
+        span.ended = True
+        return span
+
+    def _columns(self, attributes: dict[str, Any]) -> None:
+        steps = self.steps
+        attributes[s.STEP_OFFSETS_NS] = array(
+            "q", (one.start_ns - self.start_ns for one, _ in steps)
+        )
+        attributes[s.STEP_ELAPSED_NS] = array("q", (end - one.start_ns for one, end in steps))
+        for name, key in s.STEP_COUNTS.items():
+            column = [_number(one.counts.get(name, UNKNOWN)) for one, _ in steps]
+            if any(value != UNKNOWN for value in column):
+                attributes[key] = array("q", column)
+        usage = [one.kv_usage_ratio for one, _ in steps]
+        if any(value is not None for value in usage):
+            attributes[s.STEP_KV_USAGE] = [
+                float(UNKNOWN) if value is None else value for value in usage
+            ]
+
+    def _members(self, attributes: dict[str, Any]) -> None:
+        """Who was in the steps: with the run as far as its ids fit, the others in spans of their own."""
+        named = {s.STEP_FIRST_SEQ: self.seq, s.STEP_RANK: attributes[s.STEP_RANK]}
+        parts = _member_columns(self.steps)
+        if parts:
+            attributes.update(parts[0])
+            attributes[PARTS] = [{**named, **part} for part in parts[1:]]
+
+
+def _member_columns(steps: Sequence[tuple[Step, int]]) -> list[dict[str, Any]]:
+    """Attributes of the members, as many requests to a span as their ids fit into one."""
+    places: dict[str, _Members] = {}
+    spans: list[_Members] = []
+
+    def place(request_id: str) -> _Members:
+        found = places.get(request_id)
+        if found is None:
+            if not spans or spans[-1].id_bytes + len(request_id) > RUN_ID_BYTES:
+                spans.append(_Members())
+            found = places[request_id] = spans[-1]
+        return found
+
+    for index, (step, _) in enumerate(steps):
+        for request_id, *numbers in step.members:
+            place(request_id).add(index, request_id, *map(_number, numbers))
+        if step.decoders is not None:
+            ids, contexts, without = step.decoders
+            for request_id, context in zip(ids, chain(contexts, repeat(UNKNOWN)), strict=False):
+                if request_id not in without:
+                    place(request_id).add(index, request_id, 0, 1, context)
+            sleep(0)  # lets the engine's thread go on, should it wait for this one
+    return [members.attributes() for members in spans]
+
+
+class _Members:
+    """Members of steps, column by column."""
+
+    __slots__ = ("columns", "id_bytes", "ids")
+
+    def __init__(self) -> None:
+        self.ids: dict[str, int] = {}
+        self.id_bytes = 0
+        self.columns = [array("q") for _ in s.STEP_MEMBERS]
+
+    def add(self, index: int, request_id: str, prefill: int, decode: int, context: int) -> None:
+        known = self.ids.get(request_id)
+        if known is None:
+            known = self.ids[request_id] = len(self.ids)
+            self.id_bytes += len(request_id)
+        for column, value in zip(
+            self.columns, (index, known, prefill, decode, context), strict=True
+        ):
+            column.append(value)
+
+    def attributes(self) -> dict[str, Any]:
+        named = zip(s.STEP_MEMBERS.values(), self.columns, strict=True)
+        return {s.STEP_MEMBER_IDS: list(self.ids), **dict(named)}
+
+
+def _number(value: Any) -> int:
+    """A count as it was given; what is no whole number is unknown."""
+    return value if isinstance(value, int) and -(2**63) <= value < 2**63 else UNKNOWN

@@ -12,84 +12,27 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter_ns
 from typing import Any
 
 from pdtrace.instrumentation import api
 from pdtrace.instrumentation.engine_steps import Step
 from pdtrace.instrumentation.request_ids import of_vllm_engine
-from pdtrace.instrumentation.requests import Request
+from pdtrace.instrumentation.vllm.lives import (
+    Batch,
+    Contexts,
+    Deployment,
+    Life,
+    has_status,
+    is_finished,
+    mapping,
+    reason_of,
+    text,
+)
 
 _IN_FLIGHT = 64  # batches that vLLM may have under way; far more than any pipeline
 _MOST_CHUNKS = 512  # prefill steps of a request that are told one by one
-
-
-class Life:
-    """A request from `add_request` to its end, as the scheduler sees it."""
-
-    __slots__ = (
-        "chunks",
-        "emit",
-        "engine_id",
-        "first_chunk",
-        "last_chunk",
-        "loaded",
-        "loading",
-        "pulled",
-        "request",
-        "since",
-        "target",
-        "theirs",
-        "wait",
-    )  # fmt: skip
-
-    def __init__(self, theirs: Any, request: Request, now: int) -> None:
-        self.theirs = theirs  # vLLM's own object
-        self.request = request
-        self.engine_id: str = theirs.request_id
-        self.emit = request.stream.times.append
-        self.since = now  # start of the wait that is on, 0 while none is
-        self.wait = "prefill_queue"
-        self.loading = self.loaded = 0  # KV from elsewhere: asked for, there
-        self.pulled = False
-        self.target = 0  # tokens to compute before the next one comes out
-        self.first_chunk = self.last_chunk = 0
-        self.chunks = 0
-
-    def waits(self, wait: str, now: int) -> None:
-        """A wait begins."""
-        self.wait, self.since = wait, now
-
-    def goes_on(self, now: int) -> None:
-        """The wait that is on is over."""
-        if self.since:
-            self.request.mark(self.wait, self.since, max(now, self.since))
-            self.since = 0
-
-
-@dataclass(slots=True)
-class Batch:
-    """A batch between `schedule()` and its result."""
-
-    output: Any
-    began: int
-    step: Step
-    prefills: list[tuple[Life, int, str]] = field(default_factory=list)  # tokens, detail
-    pulled: list[Life] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Deployment:
-    """What vLLM's configuration says of this engine."""
-
-    model: str | None = None
-    role: str = "aggregated"
-    connector: str | None = None
-    consumer: bool = False
-    rank: str | None = None
-    randomised_ids: bool = True
 
 
 class Book:
@@ -102,6 +45,7 @@ class Book:
         self.prefilling: dict[str, Life] = {}
         self.decoding: dict[str, Life] = {}
         self.loading: dict[str, Life] = {}  # of those that wait
+        self._emit: dict[str, Callable[[int], None]] = {}  # what notes a token, of plain streams
         self._batches: deque[Batch] = deque(maxlen=_IN_FLIGHT)
         self._last_result = 0
 
@@ -113,10 +57,10 @@ class Book:
         if engine_id in self.waiting or self._running(engine_id) is not None:
             return  # the next input of a streaming session
         name = of_vllm_engine(engine_id, randomised=self.deployment.randomised_ids)
-        transfer = _mapping(getattr(theirs, "kv_transfer_params", None))
+        transfer = mapping(getattr(theirs, "kv_transfer_params", None))
         headers = getattr(theirs, "trace_headers", None)
         request = api.request(
-            traceparent=_mapping(headers).get("traceparent"),
+            traceparent=mapping(headers).get("traceparent"),
             request_id=name.request_id,
             role=self._role(transfer),
             engine_id=engine_id,
@@ -124,24 +68,25 @@ class Book:
             model=self.deployment.model,
             prompt_tokens=getattr(theirs, "num_prompt_tokens", None),
             max_tokens=getattr(theirs, "max_tokens", None),
-            remote_id=_text(transfer.get("remote_request_id")),
+            remote_id=text(transfer.get("remote_request_id")),
         )
         self.waiting[engine_id] = Life(theirs, request, request.start_ns)
+        self._emit[engine_id] = request.stream.times.append
 
     def scheduled(self, scheduler: Any, output: Any, began: int) -> None:
         """`schedule()` has returned `output`; it was called at `began`."""
         if self.waiting and getattr(scheduler, "connector", None) is not None:
             self._loads_begun(perf_counter_ns())
         counts: Mapping[str, int] = output.num_scheduled_tokens
-        before = _Contexts(output)
+        before = Contexts(output)
         self._put_off(counts, before, began)
         if not counts:
             return
         batch = Batch(output, began, self.steps.step())
         fresh = counts.keys() & self.waiting.keys()
-        running = counts.keys() & self.prefilling.keys()
-        if fresh or running:
-            self._prompts(batch, [i for i in counts if i in fresh or i in running], before)
+        chunked = counts.keys() & self.prefilling.keys() if self.prefilling else ()
+        if fresh or chunked:
+            self._prompts(batch, [i for i in counts if i in fresh or i in chunked], before)
         else:
             context = sum(before.contexts)
             batch.step.set(
@@ -168,10 +113,10 @@ class Book:
         """vLLM ended these requests (all of them where None) from outside: an abort, an error."""
         if engine_ids is None:
             engine_ids = [*self.waiting, *self.prefilling, *self.decoding]
-        reason = _reason(status)
+        reason = reason_of(status)
         for engine_id in engine_ids:
             life = self._lookup(engine_id)
-            if life is None or not _is_finished(life.theirs):
+            if life is None or not is_finished(life.theirs):
                 continue
             # vLLM's front end ends what met a stop string in the same way as what a client left.
             stops = getattr(getattr(life.theirs, "sampling_params", None), "stop", None)
@@ -189,28 +134,29 @@ class Book:
         """Recording broke: what is under way is not told, rather than told wrongly."""
         for life in [*self.waiting.values(), *self.prefilling.values(), *self.decoding.values()]:
             life.request.ended = True
-        for kept in (self.waiting, self.prefilling, self.decoding, self.loading):
+        for kept in (self.waiting, self.prefilling, self.decoding, self.loading, self._emit):
             kept.clear()
         self._batches.clear()
 
     # ---- a batch
 
-    def _prompts(self, batch: Batch, engine_ids: list[str], before: _Contexts) -> None:
+    def _prompts(self, batch: Batch, engine_ids: list[str], before: Contexts) -> None:
         """A batch with prompts in it: who they are, and who decodes beside them."""
-        step, members, context = batch.step, set(engine_ids), before.by_id
-        prefill_tokens = prefill_context = pulled = 0
+        step, pulled = batch.step, 0
+        prefill_tokens = prefill_context = pulled_context = 0
         for engine_id in engine_ids:
             life = self.waiting.pop(engine_id, None) or self.prefilling.pop(engine_id)
-            start, count = context.get(engine_id, 0), batch.output.num_scheduled_tokens[engine_id]
+            start, count = before.of(engine_id), batch.output.num_scheduled_tokens[engine_id]
             if life.target == 0:
                 self._admitted(life, start)
             if life.pulled and start >= life.target - 1:
                 pulled += 1
-                members.discard(engine_id)
+                pulled_context += start
                 batch.pulled.append(life)
+                step.member(engine_id, decode_tokens=1, context_tokens=start)
             else:
                 tokens = min(count, max(life.target - start, 1))
-                detail = "prefill_recompute" if life.request.stream.times else "prefill_exec"
+                detail = "prefill_recompute" if life.stream.times else "prefill_exec"
                 batch.prefills.append((life, tokens, detail))
                 prefill_tokens += tokens
                 prefill_context += start
@@ -218,12 +164,14 @@ class Book:
             self.loading.pop(engine_id, None)
             done = start + count >= life.target
             (self.decoding if done else self.prefilling)[engine_id] = life
-        decoding = [i for i in batch.output.num_scheduled_tokens if i not in members]
-        for engine_id in decoding:
-            step.member(engine_id, decode_tokens=1, context_tokens=context.get(engine_id, -1))
+        ids, contexts = before.known
+        without = set(engine_ids)
+        step.decoded(ids, contexts, without)
+        known = sum(before.of(i) for i in engine_ids if i not in before.fresh)
         step.set(
             prefill_requests=len(batch.prefills), prefill_tokens=prefill_tokens, prefill_kv_tokens=prefill_context,
-            decode_requests=len(decoding), decode_kv_tokens=sum(context.get(i, 0) for i in decoding),
+            decode_requests=len(batch.output.num_scheduled_tokens) - len(engine_ids) + pulled,
+            decode_kv_tokens=sum(contexts) - known + pulled_context,
         )  # fmt: skip
 
     def _admitted(self, life: Life, start: int) -> None:
@@ -233,10 +181,10 @@ class Book:
         life.target = max(prompt, getattr(theirs, "num_tokens", prompt))
         remote = bool(life.loading) and self._remote(theirs)
         life.pulled = remote and bool(life.loaded)
-        if not life.request.stream.times and not remote:
+        if not life.stream.times and not remote:
             life.request.attributes.setdefault("cached_tokens", start)
 
-    def _put_off(self, counts: Mapping[str, int], before: _Contexts, now: int) -> None:
+    def _put_off(self, counts: Mapping[str, int], before: Contexts, now: int) -> None:
         """Requests that were running and are preempted, for the next steps or begun anew in this one."""
         for engine_id in before.resumed:
             life = self.prefilling.pop(engine_id, None) or self.decoding.pop(engine_id, None)
@@ -247,11 +195,11 @@ class Book:
             return
         for kept in (self.prefilling, self.decoding):
             for engine_id in [i for i in kept if i not in counts]:
-                if _is(kept[engine_id].theirs, "PREEMPTED"):
+                if has_status(kept[engine_id].theirs, "PREEMPTED"):
                     self._preempted(kept.pop(engine_id), now)
 
     def _preempted(self, life: Life, now: int) -> None:
-        life.waits("preempted" if life.request.stream.times else "prefill_queue", now)
+        life.waits("preempted" if life.stream.times else "prefill_queue", now)
         life.target = life.loading = life.loaded = 0
         life.pulled = False
         attributes = life.request.attributes
@@ -268,29 +216,38 @@ class Book:
 
     def _emitted(self, answers: Any, now: int, batch: Batch | None) -> int:
         """Tokens and ends of requests; how many tokens came from decoding requests."""
-        prompts: set[str] = set()
+        prompts: list[Life] = []
         if batch is not None:
             batch.step.start_ns = max(batch.began, self._last_result)
-            prompts = {life.engine_id for life, *_ in batch.prefills}
+            prompts = [life for life, *_ in batch.prefills]
             self._worked(batch, now)
-        decoded = 0
+        before = sum(life.output_tokens for life in prompts)
+        made, get = 0, self._emit.get
         for group in answers.values() if isinstance(answers, Mapping) else (answers,):
             for answer in getattr(group, "outputs", ()):
-                life = self.decoding.get(answer.request_id) or self._lookup(answer.request_id)
-                if life is None:
-                    continue
-                count = len(answer.new_token_ids)
-                if count:
-                    stream = life.request.stream
-                    if count == 1 and stream.counts is None:
-                        life.emit(now)
-                    else:
-                        stream.at(now, count)
-                    if answer.request_id not in prompts:
-                        decoded += count
-                if answer.finish_reason is not None:
-                    self._end(life, str(answer.finish_reason).lower())
-        return decoded
+                # For every token of the engine: the usual case in few steps.
+                if answer.finish_reason is None and len(answer.new_token_ids) == 1:
+                    emit = get(answer.request_id)
+                    if emit is not None:
+                        emit(now)
+                        made += 1
+                        continue
+                made += self._answered(answer, now)
+        return made - (sum(life.output_tokens for life in prompts) - before)
+
+    def _answered(self, answer: Any, now: int) -> int:
+        """Several tokens at once, none, or the end of a request; the number of tokens."""
+        life = self._lookup(answer.request_id)
+        if life is None:
+            return 0
+        count = len(answer.new_token_ids)
+        if count:
+            life.stream.at(now, count)
+        if life.stream.counts is not None:
+            self._emit.pop(life.engine_id, None)
+        if answer.finish_reason is not None:
+            self._end(life, str(answer.finish_reason).lower())
+        return count
 
     def _worked(self, batch: Batch, now: int) -> None:
         """The batch's work on prompts as phases of their requests."""
@@ -313,7 +270,7 @@ class Book:
 
     def _loads_begun(self, now: int) -> None:
         for engine_id, life in self.waiting.items():
-            if not life.loading and _is(life.theirs, "WAITING_FOR_REMOTE_KVS"):
+            if not life.loading and has_status(life.theirs, "WAITING_FOR_REMOTE_KVS"):
                 if self._remote(life.theirs) and life.wait == "prefill_queue":
                     life.wait = "bridge_wait"
                 life.goes_on(now)
@@ -333,19 +290,19 @@ class Book:
             life.waits("decode_queue" if pulled else "prefill_queue", now)
 
     def _loaded(self, life: Life, now: int, error: str | None) -> None:
-        transfer = _mapping(getattr(life.theirs, "kv_transfer_params", None))
+        transfer = mapping(getattr(life.theirs, "kv_transfer_params", None))
         remote = self._remote(life.theirs)
         attributes = {
             "backend": self.deployment.connector,
             "direction": "prefill_to_decode" if remote else "load",
-            "source": _text(transfer.get("remote_engine_id")),
+            "source": text(transfer.get("remote_engine_id")),
         }
         name = "kv_transfer" if remote else "kv_load"
         life.request.phases.append((name, life.loading, now, attributes, error))
 
     def _remote(self, theirs: Any) -> bool:
         """Whether a request's KV comes from a prefill worker, not from a cache tier."""
-        transfer = _mapping(getattr(theirs, "kv_transfer_params", None))
+        transfer = mapping(getattr(theirs, "kv_transfer_params", None))
         return bool(transfer.get("do_remote_prefill")) or self.deployment.consumer
 
     def _role(self, transfer: Mapping[str, Any]) -> str:
@@ -367,7 +324,7 @@ class Book:
         return self._running(engine_id) or self.waiting.get(engine_id)
 
     def _end(self, life: Life, reason: str) -> None:
-        for kept in (self.decoding, self.prefilling, self.waiting, self.loading):
+        for kept in (self.decoding, self.prefilling, self.waiting, self.loading, self._emit):
             kept.pop(life.engine_id, None)
         request, now = life.request, perf_counter_ns()
         if life.loading and not life.loaded and life.since == 0 and not life.chunks:
@@ -375,46 +332,11 @@ class Book:
         life.goes_on(now)
         if life.last_chunk > life.first_chunk and life.chunks > 1:
             request.mark("prefill_gap", life.first_chunk, life.last_chunk)
-        times = request.stream.times
+        times = life.stream.times
         if len(times) > 1:
             request.mark("decode", times[0], times[-1])
-        counts = request.stream.counts
-        request.set(
-            finish_reasons=[reason], output_tokens=len(times) if counts is None else sum(counts)
-        )
+        request.set(finish_reasons=[reason], output_tokens=life.output_tokens)
         request.end("engine_error" if reason == "error" else None, aborted=reason == "abort")
-
-
-class _Contexts:
-    """How much of each scheduled request was computed before the step, from the scheduler's output."""
-
-    __slots__ = ("_cached", "_new", "resumed")
-
-    def __init__(self, output: Any) -> None:
-        cached = output.scheduled_cached_reqs
-        self._new = output.scheduled_new_reqs
-        self._cached = cached
-        resumed = getattr(cached, "resumed_req_ids", ())
-        # The newer model runner gets resumed requests as new ones.
-        self.resumed = [*resumed, *(new.req_id for new in self._new)]
-
-    @property
-    def contexts(self) -> Iterable[int]:
-        """Of the requests that were there before."""
-        if isinstance(self._cached, list):  # up to 0.9.1: one object a request
-            return [one.num_computed_tokens for one in self._cached]
-        values: Iterable[int] = self._cached.num_computed_tokens
-        return values
-
-    @property
-    def by_id(self) -> dict[str, int]:
-        """Of all."""
-        found = {new.req_id: new.num_computed_tokens for new in self._new}
-        if isinstance(self._cached, list):
-            found.update({one.req_id: one.num_computed_tokens for one in self._cached})
-        else:
-            found.update(zip(self._cached.req_ids, self._cached.num_computed_tokens, strict=False))
-        return found
 
 
 def _load(step: Step, scheduler: Any) -> None:
@@ -424,25 +346,3 @@ def _load(step: Step, scheduler: Any) -> None:
         step.set(running=running, waiting=waiting)
     with contextlib.suppress(Exception):
         step.set(kv_usage_ratio=float(scheduler.kv_cache_manager.usage))
-
-
-def _is(theirs: Any, status: str) -> bool:
-    return getattr(theirs.status, "name", None) == status
-
-
-def _is_finished(theirs: Any) -> bool:
-    return bool(theirs.is_finished())
-
-
-def _reason(status: Any) -> str:
-    """A finished status in the words of finish reasons: FINISHED_ABORTED is abort."""
-    name = str(getattr(status, "name", status)).removeprefix("FINISHED_").lower()
-    return {"aborted": "abort", "stopped": "stop", "length_capped": "length"}.get(name, name)
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)[:256]

@@ -15,7 +15,8 @@ from time import perf_counter_ns
 from typing import Any
 
 from pdtrace.instrumentation._doors import once, switched_on
-from pdtrace.instrumentation.vllm.book import Book, Deployment
+from pdtrace.instrumentation.vllm.book import Book
+from pdtrace.instrumentation.vllm.lives import Deployment
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
 _ASYNC = "vllm.v1.core.sched.async_scheduler.AsyncScheduler"

@@ -259,6 +259,8 @@ def _move(store: Store, worker: str, link: pl.DataFrame) -> None:
         ("intervals", "_moved s WHERE coalesce({0}.end_leg, {0}.leg) = s.leg", "", ("end_ns",)),
         ("streams", by_leg, "", ("first_ns",)),
         ("legs", by_leg, "", ("start_ns", "first_token_ns", "last_token_ns", "end_ns")),
+        ("transfers", by_leg, "", ("start_ns", "end_ns")),
+        ("decisions", by_leg, "", ("time_ns",)),
         ("steps", by_time, "coalesce(steps.start_ns, steps.start_lower_ns)",
          ("start_ns", "start_lower_ns", "start_upper_ns")),
         ("samples", by_time, "samples.time_ns", ("time_ns",)),

@@ -19,7 +19,7 @@ def explain(store: Store, wanted: str) -> dict[str, Any]:
     Raises PdtraceError when no request or more than one has that id.
     """
     wanted = wanted.encode("utf-8", "replace").decode()  # arguments may hold bytes that are no text
-    request = _find(store, wanted)
+    request = find(store, wanted)
     row = _rows(store, "SELECT * FROM requests WHERE request = ?", request)[0]
     names = _names(store, row["deployment"])
     return {
@@ -97,7 +97,8 @@ def _rows(store: Store, query: str, *parameters: object) -> list[dict[str, Any]]
     return [dict(zip(names, values, strict=True)) for values in relation.fetchall()]
 
 
-def _find(store: Store, wanted: str) -> str:
+def find(store: Store, wanted: str) -> str:
+    """The request that has this id, whoever gave it, or the slowest one."""
     if not wanted.strip():
         raise PdtraceError(
             "no request has the id ''", "give a request id, trace id or span id, or 'slowest'"

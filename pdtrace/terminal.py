@@ -285,6 +285,13 @@ def show_made(output: str) -> None:
     console().print(Text(f"made {output}"))
 
 
+def show_notes(lines: Sequence[str]) -> None:
+    """Sentences, one below the other, on stdout."""
+    out = console()
+    for line in lines:
+        out.print(Text(line))
+
+
 def show_collectors(rows: Sequence[Mapping[str, str]], style: str) -> None:
     """The formats that can be read."""
     if style == "json":

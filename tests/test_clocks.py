@@ -213,6 +213,9 @@ def skewed_fleet(store: Store, theta: int) -> None:
             }
         ],
     )
+    at = {"leg": "e3", "start_ns": legs[7]["start_ns"], "end_ns": legs[7]["end_ns"]}
+    store.append("transfers", [at])
+    store.append("decisions", [{"leg": "e3", "time_ns": at["start_ns"]}])
     store.append("steps", [{"worker": "instance:e", "seq": 1, "start_ns": legs[7]["start_ns"]}])
 
 
@@ -241,6 +244,8 @@ def test_skewed_worker_is_moved_with_all_that_it_stamped_and_only_once(store: St
     start = store.sql("SELECT start_ns FROM legs WHERE leg = 'e3'").item()
     assert store.sql("SELECT start_ns FROM intervals").item() == start
     assert store.sql("SELECT start_ns FROM steps").item() == start
+    assert store.sql("SELECT start_ns FROM transfers").item() == start
+    assert store.sql("SELECT time_ns FROM decisions").item() == start
 
 
 def test_a_drifting_worker_is_moved_minute_by_minute_and_explain_says_so(store: Store) -> None:

@@ -1,0 +1,134 @@
+-- load_points: what each worker carried at a time: requests waiting, running and in the step, share of the KV cache in use.
+--
+-- From engine steps where they say it (level A), else from metrics and log lines (level D), else counted
+-- from the requests that stand in queue, prefill or decode on the worker (level B: only those that the
+-- data hold). A value holds until the next one of its series; a row without a value ends it: nobody
+-- knows what was between (steps: 5 s without one, samples: 60 s). Between steps no batch runs: 0.
+-- Usage above 1.5 is taken for percent. A sample of several series of one worker (ranks) is their sum,
+-- of usage the greatest.
+--
+-- grain:   one row per (worker, rank, quantity, instant)
+-- needs:   steps, samples, workers, phases, requests
+-- columns:
+--   deployment     VARCHAR      deployment
+--   worker         VARCHAR      the worker
+--   rank           VARCHAR      rank inside the worker; empty where there is none
+--   quantity       VARCHAR      waiting, running or batch (requests), kv_usage (share)
+--   time_ns        BIGINT   ns  from when on
+--   value          DOUBLE       the value; NULL from here on unknown
+--   resolution_ns  BIGINT   ns  the instant is known to this
+--   level          VARCHAR      A (steps), B (counted from requests) or D (samples)
+WITH step AS (
+  SELECT worker, coalesce(rank, '') AS rank, coalesce(start_ns, start_lower_ns) AS time_ns,
+    coalesce(start_upper_ns - start_lower_ns, 0) AS resolution_ns, elapsed_ns, capture,
+    waiting, running, kv_usage_ratio,
+    CASE WHEN prefill_requests IS NOT NULL OR decode_requests IS NOT NULL
+      THEN coalesce(prefill_requests, 0) + coalesce(decode_requests, 0) END AS batch,
+    lead(coalesce(start_ns, start_lower_ns)) OVER (
+      PARTITION BY worker, rank ORDER BY coalesce(start_ns, start_lower_ns), seq
+    ) AS next_ns
+  FROM steps
+  WHERE worker IS NOT NULL AND coalesce(start_ns, start_lower_ns) IS NOT NULL
+),
+told_step AS (
+  SELECT worker, rank, time_ns, resolution_ns, elapsed_ns, capture, next_ns, unnest([
+      {'quantity': 'waiting', 'value': waiting::DOUBLE},
+      {'quantity': 'running', 'value': running::DOUBLE},
+      {'quantity': 'batch', 'value': batch::DOUBLE},
+      {'quantity': 'kv_usage', 'value': kv_usage_ratio}
+    ], recursive := true)
+  FROM step
+),
+step_point AS (
+  SELECT worker, rank, quantity, time_ns, value, resolution_ns, 'A' AS level
+  FROM told_step
+  WHERE value IS NOT NULL
+  UNION ALL
+  SELECT worker, rank, quantity, time_ns + coalesce(elapsed_ns, 0),
+    CASE WHEN quantity = 'batch' AND capture = 'full' AND elapsed_ns IS NOT NULL THEN 0.0 END,
+    resolution_ns, 'A'
+  FROM told_step
+  WHERE value IS NOT NULL
+    AND (next_ns IS NULL OR next_ns - time_ns - coalesce(elapsed_ns, 0) > 5000000000 + resolution_ns)
+),
+named_sample AS (
+  SELECT source, worker, time_ns, coalesce(resolution_ns, 1) AS resolution_ns,
+    CASE WHEN regexp_matches(
+        metric, '(^|[:_])(num_requests_waiting|num_queue_reqs|waiting_requests|requests_waiting)$'
+      ) THEN 'waiting'
+      WHEN regexp_matches(
+        metric,
+        '(^|[:_])(num_requests_running|num_running_reqs|running_requests|requests_running)$'
+      ) THEN 'running'
+      WHEN regexp_matches(
+        metric, '(kv_cache_usage|gpu_cache_usage|kv_usage|token_usage)(_perc|_ratio|_percent)?$'
+      ) THEN 'kv_usage' END AS quantity,
+    metric, value
+  FROM samples
+  WHERE worker IS NOT NULL AND time_ns IS NOT NULL AND value IS NOT NULL AND NOT isnan(value)
+    AND kind = 'gauge'
+),
+one_metric AS (
+  SELECT source, worker, quantity, time_ns, metric, max(resolution_ns) AS resolution_ns,
+    CASE WHEN quantity = 'kv_usage' THEN max(CASE WHEN value > 1.5 THEN value / 100 ELSE value END)
+      ELSE sum(value) END AS value
+  FROM named_sample
+  WHERE quantity IS NOT NULL
+  GROUP BY source, worker, quantity, time_ns, metric
+),
+sample AS (
+  SELECT worker, quantity, time_ns, max(value) AS value, max(resolution_ns) AS resolution_ns,
+    lead(time_ns) OVER (PARTITION BY worker, quantity ORDER BY time_ns) AS next_ns
+  FROM one_metric
+  GROUP BY worker, quantity, time_ns
+),
+sample_point AS (
+  SELECT worker, '' AS rank, quantity, time_ns, value, resolution_ns, 'D' AS level
+  FROM sample
+  UNION ALL
+  SELECT worker, '', quantity, least(time_ns + 60000000000, next_ns), NULL, resolution_ns, 'D'
+  FROM sample
+  WHERE next_ns - time_ns > 60000000000
+),
+stay AS (
+  SELECT p.worker, p.start_ns, p.end_ns, coalesce(r.resolution_ns, 1) AS resolution_ns,
+    CASE WHEN p.phase IN ('queue', 'decode_queue') THEN 'waiting' ELSE 'running' END AS quantity
+  FROM phases AS p
+  JOIN requests AS r ON r.request = p.request
+  WHERE p.worker IS NOT NULL AND p.end_ns > p.start_ns
+    AND p.phase IN ('queue', 'decode_queue', 'prefill', 'decode')
+),
+change AS (
+  SELECT worker, quantity, start_ns AS time_ns, 1 AS change, resolution_ns FROM stay
+  UNION ALL
+  SELECT worker, quantity, end_ns, -1, resolution_ns FROM stay
+),
+instant AS (
+  SELECT worker, quantity, time_ns, sum(change) AS change, max(resolution_ns) AS resolution_ns
+  FROM change
+  GROUP BY worker, quantity, time_ns
+  HAVING sum(change) <> 0
+),
+request_point AS (
+  SELECT worker, '' AS rank, quantity, time_ns,
+    sum(change) OVER (PARTITION BY worker, quantity ORDER BY time_ns)::DOUBLE AS value,
+    resolution_ns, 'B' AS level
+  FROM instant
+),
+point AS (
+  FROM step_point
+  UNION ALL
+  FROM sample_point AS s
+  WHERE NOT EXISTS (
+    FROM step_point AS o WHERE o.worker = s.worker AND o.quantity = s.quantity
+  )
+),
+all_points AS (
+  FROM point
+  UNION ALL
+  FROM request_point AS r
+  WHERE NOT EXISTS (FROM point AS o WHERE o.worker = r.worker AND o.quantity = r.quantity)
+)
+SELECT w.deployment, p.*
+FROM all_points AS p
+JOIN workers AS w ON w.worker = p.worker

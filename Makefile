@@ -9,13 +9,14 @@ STAMP := $(VENV)/.installed
 # Errors only: setuptools warns at length of editable installs.
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
-.PHONY: help demo demo-live test test-slow lint format docs bench bench-accuracy wheel clean
+.PHONY: help demo demo-live test test-slow test-engines lint format docs bench bench-accuracy wheel clean
 
 help:
 	@echo "make demo    set up, then diagnose the real vLLM run that ships with pdtrace"
 	@echo "make demo-live  run a small P/D router and its workers, load them, diagnose their traces"
 	@echo "make test    set up, then run all tests"
 	@echo "make test-slow       accuracy of the interference detectors against their goals (20 minutes at most)"
+	@echo "make test-engines    install real engines into .engines/ (up to 3 GB) and check what pdtrace reads of them"
 	@echo "make lint    ruff, mypy, import contracts"
 	@echo "make format  let ruff format and fix"
 	@echo "make docs    make docs/pictures and the generated pages anew, build the site into build/site"
@@ -43,6 +44,11 @@ test: $(STAMP)
 # Fails where a goal is missed. Each process works on one core.
 test-slow: $(STAMP)
 	OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/python -W error -m bench.accuracy --check
+
+# Real Dynamo, smg and vLLM, each in an environment of its own; one that cannot be had is skipped with its reason.
+test-engines: $(STAMP)
+	$(PIP) install --group engines
+	PDTRACE_TEST_ENGINES=1 nice $(BIN)/python -m pytest -q -n0 -ra tests/engines
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -104,6 +104,7 @@ def request_names(legs: pl.DataFrame, label: Ints) -> pl.Series:
     rows = legs.select(
         "n", "leg", "obs", "lo", "external_id", "container",
         name=pl.coalesce("external_id", "request_id", "trace_id", "leg"),
+        own=pl.col("external_id").eq_missing(pl.col("request_id")),
     ).with_columns(pl.Series("label", label))  # fmt: skip
     real = rows.filter((pl.col("label") >= 0) & ~pl.col("container"))
     shared = real["label"].is_duplicated()
@@ -128,8 +129,11 @@ def request_names(legs: pl.DataFrame, label: Ints) -> pl.Series:
 
 
 def _outermost(rows: pl.DataFrame) -> pl.DataFrame:
-    """The leg of each label that names it: with an id that travelled, outermost, earliest, smallest id."""
-    order = ["label", "bare", "obs", "lo"]
+    """The leg of each label that names it: with an id that travelled, outermost, named by its caller, earliest, smallest id.
+
+    Of several records of the outermost component (span, log, request trace) some may know only the id that it made itself.
+    """
+    order = ["label", "bare", "obs", "own", "lo"]
     rows = rows.with_columns(pl.col("external_id").is_null().alias("bare"))
     first = rows.select(order).sort(order, nulls_last=True).unique("label", keep="first")
     best = rows.join(first, on=order, nulls_equal=True)

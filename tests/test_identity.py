@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -986,3 +987,16 @@ def test_nothing_at_all(fleet: Fleet) -> None:
     store = fleet.run()
     assert store.count("requests") == 0
     assert store.count("deployments") == 0
+
+
+def test_a_request_is_named_as_its_caller_named_it() -> None:
+    """Dynamo's frontend leaves a span, log lines and a request trace; the last knows only the id it made itself."""
+    legs = pl.DataFrame(
+        {
+            "n": [0, 1, 2, 3], "leg": ["trace", "span", "log", "engine"], "obs": [1, 1, 1, 4], "lo": [0, 4, 9, 2],
+            "container": [False] * 4, "trace_id": [None, "t", "t", "t"], "request_id": ["8f3a"] * 4,
+            "external_id": ["8f3a", "drv-1", "drv-1", "drv-1"],
+        }
+    )  # fmt: skip
+    names = identity.request_names(legs, np.zeros(4, dtype=np.int64))
+    assert names.to_list() == ["drv-1"] * 4

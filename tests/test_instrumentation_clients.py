@@ -1,4 +1,4 @@
-"""Calls of httpx and aiohttp: hops inside a request, requests of their own outside; answers unchanged."""
+"""Calls of httpx, httpx2 and aiohttp: hops inside a request, requests of their own outside; answers unchanged."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from typing import Any
 
 import aiohttp
 import httpx
+import httpx2
 import pytest
 import uvicorn
 from recorded import Kept, attributes
 
 import pdtrace
 from pdtrace import instrumentation as pdt
-from pdtrace.instrumentation import aiohttp_client, httpx_client
+from pdtrace.instrumentation import aiohttp_client, httpx2_client, httpx_client
 
 HEADERS: list[dict[str, str]] = []
 STREAM = b"".join(
@@ -66,10 +67,12 @@ def kept() -> Iterator[Kept]:
     exporter = Kept()
     pdtrace.instrument(service="test", exporter=exporter)
     httpx_client.instrument()
+    httpx2_client.instrument()
     aiohttp_client.instrument()
     HEADERS.clear()
     yield exporter
     httpx_client.uninstrument()
+    httpx2_client.uninstrument()
     aiohttp_client.uninstrument()
     pdtrace.uninstrument()
 
@@ -86,6 +89,18 @@ def with_async_httpx(url: str) -> bytes:
     return asyncio.run(run())
 
 
+def with_httpx2(url: str) -> bytes:
+    return httpx2.post(url, json={"model": "m", "stream": True}).content
+
+
+def with_async_httpx2(url: str) -> bytes:
+    async def run() -> bytes:
+        async with httpx2.AsyncClient() as client:
+            return (await client.post(url, json={"model": "m", "stream": True})).content
+
+    return asyncio.run(run())
+
+
 def with_aiohttp(url: str) -> bytes:
     async def run() -> bytes:
         async with aiohttp.ClientSession() as session, session.post(url, json={}) as answer:
@@ -94,7 +109,10 @@ def with_aiohttp(url: str) -> bytes:
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("call", [with_httpx, with_async_httpx, with_aiohttp])
+HTTPX = [with_httpx, with_async_httpx, with_httpx2, with_async_httpx2]
+
+
+@pytest.mark.parametrize("call", [*HTTPX, with_aiohttp])
 def test_inside_a_request_a_call_is_a_hop(kept: Kept, url: str, call: Any) -> None:
     with pdt.request(role="router") as request:
         assert call(url) == STREAM
@@ -109,7 +127,7 @@ def test_inside_a_request_a_call_is_a_hop(kept: Kept, url: str, call: Any) -> No
     assert len(kept.named("pdtrace.request")) == 1
 
 
-@pytest.mark.parametrize("call", [with_httpx, with_async_httpx])
+@pytest.mark.parametrize("call", HTTPX)
 def test_outside_of_one_it_is_a_request_seen_by_the_client(kept: Kept, url: str, call: Any) -> None:
     assert call(url) == STREAM
     pdt.flush()
@@ -147,6 +165,6 @@ def test_a_server_that_is_not_there_is_a_failure_and_the_error_is_httpx_own(kept
 
 def test_after_uninstrument_nothing_is_added(url: str) -> None:
     HEADERS.clear()
-    for call in (with_httpx, with_aiohttp):
+    for call in (with_httpx, with_httpx2, with_aiohttp):
         assert call(url) == STREAM
     assert all("traceparent" not in headers for headers in HEADERS)

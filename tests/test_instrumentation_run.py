@@ -110,7 +110,7 @@ from pdtrace.instrumentation import auto
 auto.activate()
 assert "httpx" not in sys.modules
 import httpx
-assert httpx.HTTPTransport.handle_request.__module__ == "pdtrace.instrumentation.httpx_client"
+assert httpx.HTTPTransport.handle_request.__module__ == "pdtrace.instrumentation.httpx_calls"
 assert type(httpx.__spec__.loader).__name__ == "SourceFileLoader"
 auto.deactivate()
 assert httpx.HTTPTransport.handle_request.__module__ == "httpx._transports.default"

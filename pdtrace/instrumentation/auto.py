@@ -24,6 +24,7 @@ _log = logging.getLogger("pdtrace.instrumentation")
 TARGETS = {
     "uvicorn": "pdtrace.instrumentation.uvicorn_server",
     "httpx": "pdtrace.instrumentation.httpx_client",
+    "httpx2": "pdtrace.instrumentation.httpx2_client",
     "aiohttp": "pdtrace.instrumentation.aiohttp_client",
 }
 

@@ -32,6 +32,9 @@ class Tables(Protocol):
     def sql(self, query: str, **params: Any) -> pl.DataFrame:
         """Rows of a query."""
 
+    def temporary(self, name: str, rows: pl.DataFrame) -> None:
+        """Make a temporary table of these rows."""
+
     def replace(self, table: str, frame: pl.DataFrame) -> Any:
         """Put these rows in the place of the table's rows."""
 
@@ -65,8 +68,11 @@ def _interference_steps(tables: Tables) -> dict[str, pl.DataFrame]:
 
 def _interference_gaps(tables: Tables) -> dict[str, pl.DataFrame]:
     """Worker after worker; token gaps are read a stretch at a time."""
-    judged = [interference_gaps.interference(**given) for given in _gap_inputs.workers(tables.sql)]
-    return interference_gaps.tables(judged)
+    judged = [interference_gaps.interference(**given) for given in _gap_inputs.workers(tables)]
+    return {
+        name: _gap_inputs.named(tables, frame)
+        for name, frame in interference_gaps.tables(judged).items()
+    }
 
 
 def _interference_requests(tables: Tables) -> dict[str, pl.DataFrame]:

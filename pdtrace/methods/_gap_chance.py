@@ -56,13 +56,20 @@ def _smooth(least: int) -> int:
 
 def _spread(gaps: Gaps, density: Floats, low: float, cell: float, cells: int) -> Floats:
     """Density of all gaps summed up to each edge of the grid."""
+    # At the end of a gap its density ends, and that of the next one begins where this one follows.
+    change = -density
+    change[:-1] += density[1:]
+    apart = gaps.fresh[1:]
+    change[apart - 1] -= density[apart]
     summed = np.zeros(cells + 1)
     edge = cell * np.arange(cells + 1)
-    for instants, sign in ((gaps.start - low, 1.0), (gaps.end - low, -1.0)):
-        slot = np.minimum((instants / cell).astype(np.int64), cells - 1)
-        slope = np.bincount(slot, density, cells)
-        shift = np.bincount(slot, density * instants, cells)
-        summed[1:] += sign * (np.cumsum(slope) * edge[1:] - np.cumsum(shift))
+    for instants, step in (
+        (gaps.end - low, change), (gaps.start[gaps.fresh] - low, density[gaps.fresh]),
+    ):  # fmt: skip
+        slot = np.minimum((instants * (1 / cell)).astype(np.int64), cells - 1)
+        slope = np.bincount(slot, step, cells)
+        instants *= step
+        summed[1:] += np.cumsum(slope) * edge[1:] - np.cumsum(np.bincount(slot, instants, cells))
     return summed
 
 

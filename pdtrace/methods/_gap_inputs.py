@@ -2,62 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from threading import Lock
+from typing import Any, Protocol
 
+import numpy as np
 import polars as pl
 
 RESOLUTION_NS = 20_000_000  # instants known no better than this are not laid over each other
-Sql = Callable[..., pl.DataFrame]
+EMISSIONS_AT_ONCE = 32_000_000  # 128 MB of gaps
 
-# One row per stream, as the observer nearest to the engine saw it. A stream that several attempts
-# made has no single worker, unless the engine itself saw it.
+# Requests go by the number of their row: no text is joined, grouped or sorted. The sums over a stream's
+# gaps are taken before the joins, through which lists would be carried.
 _STREAMS = """
-WITH seen AS (
-  SELECT s.rowid AS row, l.request, coalesce(s.stream, 0) AS stream, s.first_ns,
-    coalesce(s.observer, l.observer) AS observer, l.attempt, r.prompt_tokens,
-    CASE WHEN coalesce(s.observer, l.observer) = 'engine' THEN coalesce(l.worker, r.decode_worker)
-         WHEN coalesce(r.attempts, 1) <= 1 THEN r.decode_worker END AS worker,
-    s.first_ns + 1000 * CAST(list_sum(s.gaps_us) AS BIGINT) AS last_ns,
-    len(s.gaps_us) + 1 AS emissions
-  FROM streams AS s
-  JOIN legs AS l ON l.leg = s.leg
+WITH told AS (
+  SELECT rowid AS row, leg, coalesce(stream, 0) AS stream, first_ns, observer,
+    first_ns + 1000 * CAST(list_sum(gaps_us) AS BIGINT) AS last_ns, len(gaps_us) + 1 AS emissions
+  FROM streams
+  WHERE first_ns IS NOT NULL AND len(gaps_us) > 0 AND list_count(gaps_us) = len(gaps_us)
+),
+seen AS (
+  SELECT t.row, r.rowid AS request, t.stream, t.first_ns, t.last_ns, t.emissions,
+    coalesce(t.observer, l.observer) AS observer, r.prompt_tokens,
+    -- A stream that several attempts made has no single worker, unless the engine itself saw it.
+    CASE WHEN coalesce(t.observer, l.observer) = 'engine' THEN coalesce(l.worker, r.decode_worker)
+         WHEN coalesce(r.attempts, 1) <= 1 THEN r.decode_worker END AS worker
+  FROM told AS t
+  JOIN legs AS l ON l.leg = t.leg
   JOIN requests AS r ON r.request = l.request
-  WHERE s.first_ns IS NOT NULL AND len(s.gaps_us) > 0 AND list_count(s.gaps_us) = len(s.gaps_us)
-    AND coalesce(l.resolution_ns, 1) <= $resolution_ns
+  WHERE coalesce(l.resolution_ns, 1) <= $resolution_ns
 )
-SELECT row, worker, request, stream, first_ns, last_ns, emissions, prompt_tokens, observer
+SELECT *,
+  list_position(['engine', 'frontend', 'router', 'gateway', 'client'], observer) AS nearness
 FROM seen
 WHERE worker IS NOT NULL
-QUALIFY row_number() OVER (
-  PARTITION BY request, stream
-  ORDER BY list_position(['engine', 'frontend', 'router', 'gateway', 'client'], observer),
-    emissions DESC, first_ns, row
-) = 1
-ORDER BY worker, first_ns, request, stream
 """
 
 _LISTS = """
 SELECT s.rowid AS row, s.gaps_us, s.emission_tokens
-FROM streams AS s
-WHERE s.rowid BETWEEN $low AND $high AND s.rowid IN (SELECT unnest($rows))
+FROM streams AS s SEMI JOIN _streams_wanted AS w ON w.row = s.rowid
+WHERE s.rowid BETWEEN $low AND $high
 """
 
 # Where a prompt was computed is what its leg says, never where its answer was decoded: remote
 # prefills taken for local ones would flag every decode worker. What a router or front end saw of a
-# prefill belongs to the request's prefill worker. One leg tells of a request's prompt: the engine's
-# own before others', steps before wall time.
+# prefill belongs to the request's prefill worker.
 _PREFILLS = """
 WITH seen AS (
-  SELECT r.request, i.leg, i.detail,
+  SELECT r.rowid AS request, l.rowid AS leg, i.detail = 'prefill_recompute' AS again,
     CASE WHEN l.observer = 'engine' AND l.worker IS NOT NULL THEN l.worker
          ELSE r.prefill_worker END AS worker,
     coalesce(i.start_ns, i.end_ns - i.duration_ns) AS start_ns,
     coalesce(i.end_ns, i.start_ns + i.duration_ns) AS end_ns,
-    coalesce(l.prompt_tokens, r.prompt_tokens) - coalesce(l.cached_tokens, r.cached_tokens, 0)
-      AS tokens,
-    [CAST(l.observer <> 'engine' AS INTEGER), CAST(i.detail = 'prefill_wall' AS INTEGER),
-     list_position(['measured', 'reported', 'placed', 'inferred'], i.basis)] AS place
+    CAST(greatest(coalesce(l.prompt_tokens, r.prompt_tokens)
+      - coalesce(l.cached_tokens, r.cached_tokens, 0), 0) AS DOUBLE) AS tokens,
+    -- the engine's own word before others', steps before wall time
+    100 * CAST(l.observer <> 'engine' AS BIGINT) + 10 * CAST(i.detail = 'prefill_wall' AS INTEGER)
+      + coalesce(list_position(['measured', 'reported', 'placed', 'inferred'], i.basis), 9) AS place
   FROM intervals AS i
   JOIN legs AS l ON l.leg = i.leg
   JOIN requests AS r ON r.request = l.request
@@ -65,22 +66,15 @@ WITH seen AS (
     AND i.basis <> 'upper_bound' AND i.censored IS NOT TRUE
     AND coalesce(i.clock, 'wall') = 'wall' AND coalesce(i.resolution_ns, 1) <= $resolution_ns
     AND l.role IS DISTINCT FROM 'decode' AND l.container IS NOT TRUE
-),
-chosen AS (
-  SELECT *
-  FROM seen
-  WHERE worker IS NOT NULL AND end_ns > start_ns
-  QUALIFY dense_rank() OVER (
-    PARTITION BY worker, request, detail = 'prefill_recompute' ORDER BY place, leg
-  ) = 1
 )
-SELECT worker, request, start_ns, end_ns,
-  -- a prompt computed in pieces: its tokens by their time
-  greatest(tokens, 0) * (end_ns - start_ns)
-    / sum(end_ns - start_ns) OVER (PARTITION BY worker, request, detail = 'prefill_recompute')
-    AS tokens
-FROM chosen
-ORDER BY worker, start_ns, request
+SELECT *
+FROM seen
+WHERE worker IS NOT NULL AND end_ns > start_ns
+"""
+
+_NAMES = """
+SELECT r.rowid AS number, r.request
+FROM requests AS r SEMI JOIN _requests_wanted AS w ON w.number = r.rowid
 """
 
 _WORKERS = """
@@ -98,13 +92,27 @@ ORDER BY w.worker
 """
 
 
-def workers(sql: Sql) -> Iterator[dict[str, Any]]:
-    """What `interference_gaps.interference` asks for, worker after worker that has token times."""
-    streams = sql(_STREAMS, resolution_ns=RESOLUTION_NS)
+class Tables(Protocol):
+    """What is asked of the store."""
+
+    def sql(self, query: str, **params: Any) -> pl.DataFrame:
+        """Rows of a query."""
+
+    def temporary(self, name: str, rows: pl.DataFrame) -> None:
+        """Make a temporary table of these rows."""
+
+
+def workers(tables: Tables) -> Iterator[dict[str, Any]]:
+    """What `interference_gaps.interference` asks for, worker after worker that has token times.
+
+    Requests are numbers; `named` turns them into names.
+    """
+    streams = _nearest(tables.sql(_STREAMS, resolution_ns=RESOLUTION_NS))
     if not streams.height:
         return
-    prefills = sql(_PREFILLS, resolution_ns=RESOLUTION_NS)
-    known = {row["worker"]: row for row in sql(_WORKERS).iter_rows(named=True)}
+    prefills = _told_once(tables.sql(_PREFILLS, resolution_ns=RESOLUTION_NS))
+    known = {row["worker"]: row for row in tables.sql(_WORKERS).iter_rows(named=True)}
+    lists = _Lists(tables, streams.select("row", "emissions"))
     for worker in streams["worker"].unique(maintain_order=True).to_list():
         about = known.get(worker, {})
         yield {
@@ -115,12 +123,81 @@ def workers(sql: Sql) -> Iterator[dict[str, Any]]:
             "decoded": about.get("decoded"),
             "streams": streams.filter(pl.col("worker") == worker),
             "prefills": prefills.filter(pl.col("worker") == worker),
-            "load": lambda rows: _with_lists(sql, rows),
+            "load": lists.of,
         }
 
 
-def _with_lists(sql: Sql, rows: pl.DataFrame) -> pl.DataFrame:
-    """The streams with their gaps."""
-    numbers = rows["row"].to_list()
-    lists = sql(_LISTS, rows=numbers, low=min(numbers), high=max(numbers))
-    return rows.join(lists, on="row", how="left", maintain_order="left")
+def _nearest(streams: pl.DataFrame) -> pl.DataFrame:
+    """One row per stream, as the observer nearest to the engine saw it; by worker and time."""
+    key = ["request", "stream"]
+    if streams.height and streams.select(pl.struct(key).n_unique()).item() < streams.height:
+        streams = streams.sort(
+            "nearness", "emissions", "first_ns", "row",
+            descending=[False, True, False, False], nulls_last=True,
+        ).unique(key, keep="first")  # fmt: skip
+    return streams.sort("worker", "first_ns", *key)
+
+
+def _told_once(prefills: pl.DataFrame) -> pl.DataFrame:
+    """The prefills of the leg that tells best of a request's prompt, by worker and time.
+
+    A prompt computed in pieces has its tokens shared among them by their time.
+    """
+    key = ["worker", "request", "again"]
+    if prefills.height and prefills.select(pl.struct(key).n_unique()).item() < prefills.height:
+        said, length = (
+            pl.col("place") * 2**40 + pl.col("leg"),
+            pl.col("end_ns") - pl.col("start_ns"),
+        )
+        prefills = prefills.filter(said == said.min().over(key))
+        prefills = prefills.with_columns(pl.col("tokens") * length / length.sum().over(key))
+    return prefills.sort("worker", "start_ns", "request")
+
+
+def named(tables: Tables, numbers: pl.DataFrame) -> pl.DataFrame:
+    """The same rows with the names of requests for their numbers."""
+    columns = [c for c in ("culprit", "victim") if c in numbers.columns and numbers.height]
+    if not columns:
+        return numbers
+    wanted = pl.concat([numbers[c].alias("number") for c in columns]).drop_nulls().unique()
+    tables.temporary("_requests_wanted", wanted.to_frame())
+    names = tables.sql(_NAMES)
+    for column in columns:
+        found = numbers.select(number=column).join(
+            names, on="number", how="left", maintain_order="left"
+        )
+        numbers = numbers.with_columns(found["request"].alias(column))
+    return numbers
+
+
+class _Lists:
+    """Gaps of streams, read many streams at a time: those asked for and those that follow them."""
+
+    def __init__(self, tables: Tables, streams: pl.DataFrame) -> None:
+        self._tables, self._streams = tables, streams
+        rows = streams["row"].to_numpy()
+        self._place = np.zeros(int(rows.max()) + 1, dtype=np.int64)  # by row of the table
+        self._place[rows] = np.arange(len(rows))
+        self._total = np.cumsum(streams["emissions"].to_numpy())
+        self._lock = Lock()
+        self._held = (0, 0, pl.DataFrame())  # places from, to, and their lists in order of place
+
+    def of(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """The streams with their gaps; may be called from several threads."""
+        places = self._place[rows["row"].to_numpy()]
+        with self._lock:
+            low, high = int(places.min()), int(places.max()) + 1
+            if low < self._held[0] or high > self._held[1]:
+                self._held = (0, 0, pl.DataFrame())  # not two at a time
+                self._held = self._read(low, high)
+            begin, _, lists = self._held
+        return rows.hstack(lists[places - begin])
+
+    def _read(self, low: int, high: int) -> tuple[int, int, pl.DataFrame]:
+        full = self._total[low - 1] + EMISSIONS_AT_ONCE if low else EMISSIONS_AT_ONCE
+        high = max(high, int(np.searchsorted(self._total, full, side="right")))
+        wanted = self._streams[low:high].select("row")
+        self._tables.temporary("_streams_wanted", wanted)
+        found = self._tables.sql(_LISTS, low=wanted["row"].min(), high=wanted["row"].max())
+        order = np.argsort(self._place[found["row"].to_numpy()])
+        return low, high, found.drop("row")[order]

@@ -162,9 +162,15 @@ class Cover:
 
     def between(self, start: Floats, end: Floats) -> Floats:
         """Covered seconds between these instants."""
-        if not len(self.at):
-            return np.zeros(len(start))
         overlap: Floats = self.until(end) - self.until(start)
+        return overlap
+
+    def during(self, gaps: Gaps) -> Floats:
+        """Covered seconds of each gap; most begin where the gap before them ended."""
+        until = self.until(gaps.end)
+        overlap: Floats = until.copy()
+        overlap[1:] -= until[:-1]
+        overlap[gaps.fresh] = until[gaps.fresh] - self.until(gaps.start[gaps.fresh])
         return overlap
 
     def until(self, times: Floats) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -17,6 +18,9 @@ MERGE_S, MERGE_SHARE = 6e-3, 0.25
 # A stream is silent that misses so many steps, and so many times what it then brings, while so many
 # streams are open.
 SILENT_STEPS, SILENT_TIMES, SILENT_AMONG = 2.5, 2.0, 4.0
+CELL_S = 5e-3  # cells of time in which things are counted before they are looked at one by one
+CELLS_EACH = 4  # of these a gap at most
+STEPS = 8  # places that are gone on one by one; a search takes over
 KNOWN = 0.9  # share of streams whose prompt length must be known for a context term
 
 
@@ -30,6 +34,13 @@ class Gaps:
     emissions: Floats  # emissions that the delivery at the end holds
     tokens: Floats  # their tokens; as many as emissions where nobody says
     made: Floats  # tokens that the stream had made before
+
+    @cached_property
+    def fresh(self) -> Ints:
+        """Gaps that do not begin where the one before them ended: what holds at ends is not theirs."""
+        apart = np.ones(len(self.start), dtype=bool)
+        np.not_equal(self.start[1:], self.end[:-1], out=apart[1:])
+        return np.flatnonzero(apart)
 
     @property
     def length(self) -> Floats:
@@ -51,49 +62,65 @@ def pace(spans: Floats, counts: Floats) -> float:
 
 
 def gaps_of(streams: pl.DataFrame, first: Floats, typical: float) -> tuple[Gaps, int]:
-    """(gaps of these streams by their start, emissions that came bundled).
+    """(gaps of these streams, stream after stream, emissions that came bundled).
 
     `first` is each stream's first emission.
     """
     counts = streams["gaps_us"].list.len().to_numpy().astype(np.int64)
-    gaps = streams["gaps_us"].explode().to_numpy().astype(np.float64) / 1e6
+    us = streams["gaps_us"].explode().to_numpy()
     stream = np.repeat(np.arange(len(counts)), counts)
-    passed = np.cumsum(gaps)
-    offset = np.concatenate([[0.0], passed])[np.concatenate([[0], np.cumsum(counts)[:-1]])]
-    end = first[stream] + passed - offset[stream]
-    tokens = _tokens(streams, counts)
+    heads = (np.cumsum(counts) - counts)[counts > 0]
+    # In whole nanoseconds: what came at one instant must not differ by rounding.
+    end_ns = np.cumsum(us, dtype=np.int64)
+    before = np.rint(first[counts > 0] * 1e9).astype(np.int64) - (end_ns[heads] - us[heads]) * 1000
+    end_ns *= 1000
+    end_ns += np.repeat(before, counts[counts > 0])
+    end: Floats = end_ns / 1e9
+    # Emissions close behind the stream's first one belong to it: no gap lies before them.
+    fresh = np.zeros(len(us), dtype=bool)
+    fresh[heads] = True
     # A delivery ends where the next emission is not close behind.
     near = max(min(MERGE_S, MERGE_SHARE * typical), 1e-6)
-    last = np.ones(len(gaps), dtype=bool)
-    last[:-1] = (gaps[1:] >= near) | (stream[1:] != stream[:-1])
-    # Emissions close behind the stream's first one belong to it: no gap lies before them.
-    fresh = np.zeros(len(gaps), dtype=bool)
-    heads = (np.cumsum(counts) - counts)[counts > 0]
-    fresh[heads] = True
+    close = us < near * 1e6
+    tokens = _tokens(streams, counts)
+    if not close.any() and tokens is None:
+        start = _starts(end, fresh, first[stream[heads]])
+        one = np.broadcast_to(np.float64(1), len(us))
+        made = np.arange(1.0, len(us) + 1) - np.repeat(heads, counts[counts > 0])
+        return Gaps(stream, start, end, one, one, made), 0
+    if tokens is None:
+        tokens = np.ones(len(us))
+    last = np.ones(len(us), dtype=bool)
+    last[:-1] = ~close[1:] | fresh[1:]
     group = np.cumsum(last) - last
     size = np.bincount(group).astype(np.float64)
     made = np.bincount(group, tokens).astype(np.float64)
     at = np.flatnonzero(last)
     begin = np.flatnonzero(np.concatenate([[True], last[:-1]]))
-    start = np.where(fresh[begin], first[stream[begin]], end[begin - 1])
+    start = _starts(end[at], fresh[begin], first[stream[heads]])
     total = np.cumsum(tokens) - tokens
-    heads = np.cumsum(counts) - counts
-    before = total[begin] - total[heads[stream[begin]]] + 1
+    before = total[begin] - total[(np.cumsum(counts) - counts)[stream[begin]]] + 1
     merged = Gaps(stream[at], start, end[at], size, made, before)
-    # by time: what is looked up in sorted instants is found several times faster in order
-    by = np.argsort(start, kind="stable")
-    return merged.keep(by[merged.length[by] >= near]), int(len(gaps) - len(at))
+    return merged.keep(merged.length >= near), int(len(us) - len(at))
 
 
-def _tokens(streams: pl.DataFrame, counts: Ints) -> Floats:
-    """Tokens of the emission that ends each gap; 1 where nobody says."""
-    ones = np.ones(int(counts.sum()))
+def _starts(ends: Floats, fresh: Bools, first: Floats) -> Floats:
+    """Each gap begins where the one before it ended, a stream's first one at its first emission."""
+    starts = np.empty_like(ends)
+    starts[1:] = ends[:-1]
+    starts[fresh] = first
+    return starts
+
+
+def _tokens(streams: pl.DataFrame, counts: Ints) -> Floats | None:
+    """Tokens of the emission that ends each gap, 1 where nobody says; None where nobody says any."""
     if "emission_tokens" not in streams.columns:
-        return ones
+        return None
     told = streams["emission_tokens"]
     fits = (told.list.len().fill_null(0).to_numpy() == counts + 1) & (counts > 0)
     if not fits.any():
-        return ones
+        return None
+    ones = np.ones(int(counts.sum()))
     values = told.filter(pl.Series(fits)).list.slice(1).explode()
     ones[np.repeat(fits, counts)] = values.cast(pl.Float64).fill_null(1.0).to_numpy()
     return np.maximum(ones, 1.0)
@@ -122,26 +149,48 @@ def steps_of(gaps: Gaps, clean: Bools) -> tuple[Floats, str]:
     return choices[best], best
 
 
-def silent(gaps: Gaps, open_streams: Floats) -> Bools:
+def silent(gaps: Gaps, open_streams: Floats) -> Ints:
     """Gaps in which the other streams went on for several steps and this one made nothing.
 
     Such a request was not decoding: it was preempted (or moved). A request that was held up with
     all others is none, and a path that held tokens back brings them afterwards.
     """
-    order = np.argsort(gaps.end, kind="stable")
+    rows = np.flatnonzero(_quiet(_most_meanwhile(gaps), gaps.tokens, open_streams))
+    if not len(rows):
+        return rows
+    order = np.argsort(gaps.end)
     ends, made = gaps.end[order], np.concatenate([[0.0], np.cumsum(gaps.tokens[order])])
+    tokens = gaps.tokens[rows]
     meanwhile = (
-        made[np.searchsorted(ends, gaps.end, side="right")]
-        - made[np.searchsorted(ends, gaps.start, side="right")]
-        - gaps.tokens
+        made[np.searchsorted(ends, gaps.end[rows], side="right")]
+        - made[np.searchsorted(ends, gaps.start[rows], side="right")]
+        - tokens
     )
-    missed = meanwhile / np.maximum(open_streams - 1, 1.0) - gaps.tokens
-    quiet: Bools = (
-        (open_streams >= SILENT_AMONG)
-        & (missed > SILENT_STEPS)
-        & (missed > SILENT_TIMES * gaps.tokens)
-    )
+    quiet: Ints = rows[_quiet(meanwhile, tokens, open_streams[rows])]
     return quiet
+
+
+def _quiet(meanwhile: Floats, tokens: Floats, open_streams: Floats) -> Bools:
+    """Whether the others, who made so many tokens meanwhile, went on without this stream."""
+    missed = meanwhile / np.maximum(open_streams - 1, 1.0) - tokens
+    quiet: Bools = missed > np.maximum(SILENT_STEPS, SILENT_TIMES * tokens)
+    return quiet & (open_streams >= SILENT_AMONG)
+
+
+def _most_meanwhile(gaps: Gaps) -> Floats:
+    """At least the tokens that others made in each gap, from sums over cells of time."""
+    low, high = float(gaps.start.min()), float(gaps.end.max())
+    per_second = 1 / max(CELL_S, (high - low) / (CELLS_EACH * len(gaps.start)))
+    last = ((gaps.end - low) * per_second).astype(np.int64)
+    made = np.concatenate([[0.0], np.cumsum(np.bincount(last, gaps.tokens))])
+    before = made[last]
+    meanwhile: Floats = made[1:][last]
+    meanwhile -= gaps.tokens
+    meanwhile[1:] -= before[:-1]
+    fresh = gaps.fresh
+    meanwhile[fresh[1:]] += before[fresh[1:] - 1]
+    meanwhile[fresh] -= made[((gaps.start[fresh] - low) * per_second).astype(np.int64)]
+    return meanwhile
 
 
 @dataclass(frozen=True)
@@ -153,20 +202,33 @@ class Residents:
     context: Floats | None  # their tokens there; None where prompt lengths are not known
     slope: Floats | None  # tokens a second from there on
 
-    def counts(self, times: Floats) -> Floats:
-        """Open streams at these instants."""
-        return np.maximum(self.count[self._slot(times)], 1.0)
+    def counts(self, slots: Ints) -> Floats:
+        """Open streams at these places."""
+        return np.maximum(self.count[slots], 1.0)
 
-    def contexts(self, times: Floats) -> Floats | None:
-        """Context tokens at these instants."""
+    def contexts(self, slots: Ints, times: Floats) -> Floats | None:
+        """Context tokens at these instants and their places."""
         if self.context is None or self.slope is None:
             return None
-        slot = self._slot(times)
-        held: Floats = self.context[slot] + self.slope[slot] * (times - self.at[slot])
+        held: Floats = self.context[slots] + self.slope[slots] * (times - self.at[slots])
         return np.maximum(held, 0.0)
 
-    def _slot(self, times: Floats) -> Ints:
-        return np.maximum(np.searchsorted(self.at, times, side="right") - 1, 0).astype(np.int64)
+    def slots(self, times: Floats) -> Ints:
+        """Places of these instants (in any order) among those at which something changes."""
+        low, high = float(times.min()), float(times.max())
+        cells = max(1, min(CELLS_EACH * len(times), int((high - low) / CELL_S)))
+        width = max(high - low, 1e-9) / cells
+        # A hair before each edge: rounding must not put an instant behind its place.
+        edges = low + (np.arange(cells + 1) - 1e-6) * width
+        before = np.maximum(np.searchsorted(self.at, edges, side="right") - 1, 0)
+        slots: Ints = before[((times - low) / width).astype(np.int64)]
+        following = np.append(self.at[1:], np.inf)
+        rows = np.flatnonzero(following[slots] <= times)
+        for _ in range(STEPS):
+            slots[rows] += 1
+            rows = rows[following[slots[rows]] <= times[rows]]
+        slots[rows] = np.searchsorted(self.at, times[rows], side="right") - 1
+        return slots
 
 
 def residents(first: Floats, last: Floats, prompt: Floats, made: Floats) -> Residents:

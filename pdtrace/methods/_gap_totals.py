@@ -10,12 +10,13 @@ import polars as pl
 
 from pdtrace.methods import _gap_prefills as prefill_work
 from pdtrace.methods._gap_series import Ints
-from pdtrace.methods._gap_window import NOISE, Stage, Window
-from pdtrace.methods.statistics import Floats
+from pdtrace.methods._gap_window import NOISE, Stage, Window, window_of
+from pdtrace.methods.statistics import Floats, spread_rows
 
 BLOCKS = 40  # stretches of equal length that the bootstrap draws
 PAIR_FLOOR = 1e-5  # of the loss: pairs below are summed into one row
 MAX_PAIRS = 100_000
+TYPICAL_ROWS = 200_000  # gaps of a window that tell its typical step
 MAX_EVENTS = 100_000
 
 LOSSES_SCHEMA: dict[str, type[pl.DataType]] = {
@@ -64,46 +65,65 @@ class Total:
     stalls: list[pl.DataFrame] = field(default_factory=list)
 
 
-def add(total: Total, window: Window, stage: Stage) -> None:
-    """Add a window's sums."""
-    gaps, exposed = window.gaps, window.overlap > 0
-    total.gaps += len(gaps.start)
-    total.clean += int(window.clean.sum())
-    total.exposed += int(exposed.sum())
-    total.merged += window.merged
-    total.preempted += window.preempted
-    total.overlap_s += float(window.overlap.sum())
-    total.credit_s += float(window.credit.sum())
-    total.chance_s += window.chance_s
-    total.foreign_s += window.foreign_s
-    # The residents of one step share its noise: sigma adds up over them, not its square.
-    shared = stage.open.counts((gaps.start + gaps.end) / 2)[exposed]
-    total.noise2 += float((window.sigma[exposed] ** 2 * shared).sum())
-    total.exposed_base_s += float(np.minimum(window.baseline, window.overlap)[exposed].sum())
-    _add_tail(total, window)
-    total.here += window.shifts.here
+_SUMS = (
+    "gaps", "clean", "exposed", "merged", "weak", "preempted", "overlap_s", "credit_s", "chance_s",
+    "foreign_s", "noise2", "exposed_base_s", "tail_excess_s", "tail_credit_s", "here", "blocks",
+    "baselines", "sigmas", "unnamed", "pairs", "stalls",
+)  # fmt: skip
+
+
+def join(total: Total, part: Total) -> None:
+    """Add the sums of another window."""
+    for name in _SUMS:
+        setattr(total, name, getattr(total, name) + getattr(part, name))
     for name in ("anywhere", "near"):
-        before, more = getattr(total, name), getattr(window.shifts, name)
+        before, more = getattr(total, name), getattr(part, name)
         if before is None:
             setattr(total, name, more)
-        elif len(before) == len(more):
+        elif more is not None and len(before) == len(more):
             setattr(total, name, before + more)
-    total.cell_s = window.shifts.cell_s
+    total.cell_s = part.cell_s or total.cell_s
+    total.counted_by |= part.counted_by
+
+
+def summed(streams: pl.DataFrame, offset: int, stage: Stage) -> Total:
+    """The sums of one window of streams."""
+    total, window = Total(), window_of(streams, offset, stage)
+    if window is None:
+        total.weak = 1
+        return total
+    exposed = np.flatnonzero(window.overlap > 0)
+    overlap, credit = window.overlap[exposed], window.credit[exposed]
+    total.gaps = len(window.length)
+    total.clean = len(window.length) - len(exposed)
+    total.exposed = len(exposed)
+    total.merged, total.preempted = window.merged, window.preempted
+    total.overlap_s, total.credit_s = float(overlap.sum()), float(credit.sum())
+    total.chance_s, total.foreign_s = window.chance_s, window.foreign_s
+    # The residents of one step share its noise: sigma adds up over them, not its square.
+    total.noise2 = float((window.sigma[exposed] ** 2 * window.residents[exposed]).sum())
+    total.exposed_base_s = float(np.minimum(window.baseline[exposed], overlap).sum())
+    _add_tail(total, window)
+    total.here, total.cell_s = window.shifts.here, window.shifts.cell_s
+    total.anywhere, total.near = window.shifts.anywhere, window.shifts.near
     low, high = stage.period
-    block = np.clip((gaps.end - low) / max(high - low, 1e-9) * BLOCKS, 0, BLOCKS - 1)
-    number = block.astype(np.int64)
-    for slot, values in enumerate((window.credit, window.overlap, gaps.length)):
-        total.blocks[slot] += np.bincount(number, values, BLOCKS)
-    total.baselines.append(float(np.median(window.baseline / window.steps)))
-    total.sigmas.append(float(np.median(window.sigma)))
+    block = (window.gaps.end - low) * (BLOCKS / max(high - low, 1e-9))
+    number = np.clip(block.astype(np.int64), 0, BLOCKS - 1)
+    for slot, values in enumerate((credit, overlap)):
+        total.blocks[slot] = np.bincount(number[exposed], values, BLOCKS)
+    total.blocks[2] = np.bincount(number, window.length, BLOCKS)
+    some = spread_rows(len(window.length), TYPICAL_ROWS)
+    total.baselines.append(float(np.median(window.baseline[some] / window.steps[some])))
+    total.sigmas.append(float(np.median(window.sigma[some])))
     total.counted_by.add(window.counted_by)
     _add_pairs(total, window, stage)
+    return total
 
 
 def _add_tail(total: Total, window: Window) -> None:
     """Excess and credit of the longest hundredth of the gaps."""
-    length = window.gaps.length
-    tail = length >= np.quantile(length, 0.99)
+    place = int(np.ceil(0.99 * (len(window.length) - 1)))
+    tail = np.flatnonzero(window.length >= np.partition(window.length, place)[place])
     total.tail_excess_s += float(np.maximum(window.excess[tail], 0.0).sum())
     total.tail_credit_s += float(np.maximum(window.credit[tail], 0.0).sum())
 
@@ -223,8 +243,7 @@ def losses_of(total: Total, names: pl.Series, lost_s: float) -> pl.DataFrame:
             "victim": _named(names, named["victim"].to_numpy()),
             "lost_s": named["lost_s"],
             "pairs": np.ones(named.height, dtype=np.int64),
-        },
-        schema={k: v for k, v in LOSSES_SCHEMA.items() if k != "worker"},
+        }
     )
     last: dict[str, Any] = {
         "culprit": None, "victim": None, "lost_s": lost_s - float(named["lost_s"].sum()),
@@ -236,7 +255,7 @@ def losses_of(total: Total, names: pl.Series, lost_s: float) -> pl.DataFrame:
 
 
 def _named(names: pl.Series, codes: Ints) -> pl.Series:
-    """Names of requests; a negative code is nobody."""
+    """Requests (names, or the numbers that stand for them) by code; a negative code is nobody."""
     known = pl.Series(codes, dtype=pl.Int64)
-    picked = names.cast(pl.String).gather(known.clip(lower_bound=0).cast(pl.UInt32))
+    picked = names.gather(known.clip(lower_bound=0).cast(pl.UInt32))
     return pl.select(pl.when(known >= 0).then(picked)).to_series()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -12,7 +12,7 @@ from pdtrace.methods import _gap_prefills as prefill_work
 from pdtrace.methods import _gap_series as series
 from pdtrace.methods._gap_prefills import Cover, Prefills
 from pdtrace.methods._gap_series import Gaps, Ints, Residents
-from pdtrace.methods.statistics import Bools, Fit, Floats, trimmed_least_squares
+from pdtrace.methods.statistics import Bools, Floats, spread_rows, trimmed_least_squares
 
 MIN_CLEAN = 300  # fewer gaps without a prefill give no baseline
 FIT_ROWS = 50_000
@@ -44,6 +44,7 @@ class Window:
     """What a stretch of streams gives."""
 
     gaps: Gaps
+    length: Floats
     overlap: Floats
     steps: Floats
     baseline: Floats
@@ -58,47 +59,57 @@ class Window:
     prefills: Prefills  # the worker's, and those that preempted requests must have had again
     preempted: int
     foreign_s: float  # overlap of stalls that have another cause, prefills or not
+    residents: Floats  # open streams in each gap
 
 
 def window_of(streams: pl.DataFrame, offset: int, stage: Stage) -> Window | None:
     """Gaps of some streams with their credit; None where no baseline can be had."""
     part = slice(offset, offset + streams.height)
     gaps, merged = series.gaps_of(streams, stage.first[part], stage.pace_s)
-    gaps = replace(gaps, stream=gaps.stream + offset)
-    gaps, work, preempted = _without_silent(gaps, stage)
+    if len(gaps.start) < MIN_CLEAN:
+        return None
+    gaps.stream[:] += offset
+    gaps, middle, slots, work, preempted = _without_silent(gaps, stage)
     cover = prefill_work.cover_of(work) if preempted else stage.cover
-    overlap = cover.between(gaps.start, gaps.end)
+    overlap = cover.during(gaps)
     clean = overlap <= 0
     if clean.sum() < MIN_CLEAN:
         return None
+    residents = stage.open.counts(slots)
+    context = stage.open.contexts(slots, middle)
     steps, counted_by = series.steps_of(gaps, clean)
-    baseline, fit = _baseline(gaps, steps, clean, stage)
-    excess = gaps.length - baseline
-    sigma = fit.sigma * np.sqrt(steps)
-    credit, foreign = _credit(excess, overlap, sigma)
+    length = gaps.length
+    baseline, noise = _baseline(length, middle, steps, clean, residents, context)
+    excess = length - baseline
+    # One step in every gap: one number for all of them.
+    sigma = noise * np.sqrt(steps) if steps.strides[0] else np.broadcast_to(noise, steps.shape)
+    credit, foreign_s = _credit(excess, overlap, sigma)
     low, high = float(gaps.start.min()), float(gaps.end.max())
     rest = excess - credit
-    stalls = rest > NOISE * sigma
-    by_chance = chance.chance_credit(gaps.length[stalls], rest[stalls], cover, low, high, PAUSE_S)
+    stalls = np.flatnonzero(rest > NOISE * sigma)
+    by_chance = chance.chance_credit(length[stalls], rest[stalls], cover, low, high, PAUSE_S)
     longest = float((work.end - work.start).max())
     bounded = np.clip(excess, -NOISE * sigma, 2 * longest + PAUSE_S)
     shifts = chance.shifted(gaps, bounded, cover, stage.period[1] - stage.period[0])
     return Window(
-        gaps, overlap, steps, baseline, sigma, excess, credit, clean, by_chance, shifts, counted_by,
-        merged, work, preempted, float(overlap[foreign].sum()),
+        gaps, length, overlap, steps, baseline, sigma, excess, credit, clean, by_chance, shifts,
+        counted_by, merged, work, preempted, foreign_s, residents,
     )  # fmt: skip
 
 
-def _without_silent(gaps: Gaps, stage: Stage) -> tuple[Gaps, Prefills, int]:
-    """(gaps of requests that were decoding, prefills with those computed again, preemptions).
+def _without_silent(gaps: Gaps, stage: Stage) -> tuple[Gaps, Floats, Ints, Prefills, int]:
+    """(gaps of requests that were decoding, their middle, its place among the residents, prefills
+    with those computed again, preemptions).
 
     A preempted request is no victim while it is away, and its prompt is computed again when it goes
     on: no record shows that prefill.
     """
-    quiet = series.silent(gaps, stage.open.counts((gaps.start + gaps.end) / 2))
-    rows = np.flatnonzero(quiet)
+    middle = gaps.start + gaps.end
+    middle *= 0.5
+    slots = stage.open.slots(middle)
+    rows = series.silent(gaps, stage.open.counts(slots))
     if not len(rows):
-        return gaps, stage.prefills, 0
+        return gaps, middle, slots, stage.prefills, 0
     work = stage.prefills
     if stage.cost is not None:
         stream = gaps.stream[rows]
@@ -108,57 +119,74 @@ def _without_silent(gaps: Gaps, stage: Stage) -> tuple[Gaps, Prefills, int]:
             gaps, rows[known], stage.request[stream[known]], context[known], stage.cost
         )
         work = prefill_work.joined(work, again)
-    return gaps.keep(~quiet), work, len(rows)
+    kept = np.ones(len(middle), dtype=bool)
+    kept[rows] = False
+    return gaps.keep(kept), middle[kept], slots[kept], work, len(rows)
 
 
-def _credit(excess: Floats, overlap: Floats, sigma: Floats) -> tuple[Floats, Bools]:
-    """(what of the excess prefills explain, stalls that are too long for them).
+def _credit(excess: Floats, overlap: Floats, sigma: Floats) -> tuple[Floats, float]:
+    """(what of the excess prefills explain, overlap of stalls that are too long for them).
 
     Prefills explain as much as they overlap at most, give or take noise.
     """
-    noise = np.minimum(NOISE * sigma, overlap)
-    credit = np.clip(excess, -noise, overlap + noise)
-    foreign = (overlap > 0) & (excess > 2 * overlap + PAUSE_S + noise)
-    return np.where((overlap > 0) & ~foreign, credit, 0.0), foreign
+    rows = np.flatnonzero(overlap > 0)
+    above, most = excess[rows], overlap[rows]
+    noise = np.minimum(NOISE * sigma[rows], most)
+    foreign = above > 2 * most + PAUSE_S + noise
+    credit = np.zeros_like(excess)
+    credit[rows] = np.where(foreign, 0.0, np.clip(above, -noise, most + noise))
+    return credit, float(most[foreign].sum())
 
 
-def _baseline(gaps: Gaps, steps: Floats, clean: Bools, stage: Stage) -> tuple[Floats, Fit]:
-    """Duration that each gap would have had without a prefill."""
-    middle = (gaps.start + gaps.end) / 2
-    columns = [np.ones(len(steps)), stage.open.counts(middle)]
-    context = stage.open.contexts(middle)
-    if context is not None:
-        columns.append(context)
-    table = np.column_stack(columns) * steps[:, None]
+def _baseline(
+    length: Floats,
+    middle: Floats,
+    steps: Floats,
+    clean: Bools,
+    residents: Floats,
+    context: Floats | None,
+) -> tuple[Floats, float]:
+    """(duration that each gap would have had without a prefill, noise of one step)."""  # fmt: skip
+    columns = [residents] if context is None else [residents, context]
     rows = np.flatnonzero(clean)
-    rows = rows[:: max(1, -(-len(rows) // FIT_ROWS))]
-    weights = 1 / np.sqrt(steps[rows])
-    length = gaps.length
-    floor = 0.01 * float(np.median(length[rows] * weights))
-    fit = trimmed_least_squares(table[rows], length[rows], weights, floor=floor)
-    fitted = fit.at(table)
-    typical = float(np.median(length[rows] / steps[rows]))
-    fitted += steps * _drift(middle, (length - fitted) / steps, clean)
-    return np.maximum(fitted, 0.2 * typical * steps), fit
+    some = rows[spread_rows(len(rows), FIT_ROWS)]
+    table = np.column_stack([np.ones(len(some)), *(column[some] for column in columns)])
+    table *= steps[some, None]
+    weights = 1 / np.sqrt(steps[some])
+    taken = length[some]
+    floor = 0.01 * float(np.median(taken * weights))
+    fit = trimmed_least_squares(table, taken, weights, floor=floor)
+    fitted = np.full(len(length), fit.coefficients[0])
+    for coefficient, column in zip(fit.coefficients[1:], columns, strict=True):
+        fitted += coefficient * column
+    _add_drift(fitted, middle, length, steps, rows)
+    typical = float(np.median(taken / steps[some]))
+    np.maximum(fitted, 0.2 * typical, out=fitted)
+    fitted *= steps
+    return fitted, fit.sigma
 
 
-def _drift(at: Floats, residual: Floats, clean: Bools) -> Floats:
-    """Slow change of a step that the fit does not know: running median of clean residuals."""
-    rows = np.flatnonzero(clean)
-    low, high = float(at[rows[0]]), float(at[rows[-1]])  # nearly in order of time
-    bins = int(min((high - low) / DRIFT_S, len(rows) / DRIFT_GAPS))
+def _add_drift(fitted: Floats, at: Floats, length: Floats, steps: Floats, clean: Ints) -> None:
+    """Add the slow change of a step that the fit does not know: running median of clean residuals.
+
+    `fitted` is for one step of each gap.
+    """
+    low, high = float(at[clean].min()), float(at[clean].max())
+    bins = int(min((high - low) / DRIFT_S, len(clean) / DRIFT_GAPS))
     if bins < 2:
-        return np.zeros(len(at))
-    rows = rows[:: max(1, len(rows) // (3 * DRIFT_GAPS * bins))]  # enough for a median
-    times, values = at[rows], residual[rows]
-    number = np.clip((times - low) / (high - low) * bins, 0, bins - 1).astype(np.int64)
-    order = np.lexsort((values, number))
+        return
+    some = clean[spread_rows(len(clean), 3 * DRIFT_GAPS * bins)]  # enough for a median
+    residual = length[some] / steps[some] - fitted[some]
+    number = np.minimum(((at[some] - low) / (high - low) * bins).astype(np.int64), bins - 1)
     count = np.bincount(number, minlength=bins)
     begin = np.cumsum(count) - count
     enough = count >= DRIFT_GAPS // 2
     if not enough.any():
-        return np.zeros(len(at))
-    medians = values[order][(begin + count // 2)[enough]]
+        return
+    # By bin, then by residual: one number of which the bin is the whole part.
+    least, most = float(residual.min()), float(residual.max())
+    ordered = np.sort(number + (residual - least) / max(most - least, 1e-12) * (1 - 1e-9))
+    middle = (begin + count // 2)[enough]
+    medians = least + (ordered[middle] - np.flatnonzero(enough)) / (1 - 1e-9) * (most - least)
     centres = low + (np.flatnonzero(enough) + 0.5) * (high - low) / bins
-    drift: Floats = np.interp(at, centres, medians)
-    return drift
+    fitted += np.interp(at, centres, medians)

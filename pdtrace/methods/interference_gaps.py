@@ -15,7 +15,9 @@ out from what chance gives (`contrast`).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +33,12 @@ from pdtrace.methods._gap_totals import (
     EVENTS_SCHEMA,
     LOSSES_SCHEMA,
     Total,
-    add,
     events_of,
+    join,
     losses_of,
+    summed,
 )
-from pdtrace.methods._gap_window import MIN_CLEAN, Stage, window_of
+from pdtrace.methods._gap_window import MIN_CLEAN, Stage
 from pdtrace.methods.statistics import Z95, Floats, block_ratio
 
 MIN_EXPOSED = 20  # fewer gaps that met a prefill are an anecdote
@@ -44,7 +47,7 @@ MIN_CONTRAST_BURSTS = 0.2  # where steps make several tokens each
 # Error of the interval as parts of the exposed baseline and of the loss, calibrated on simulations.
 BASE_ERROR, MODEL_ERROR, DIRTY_ERROR = 0.015, 0.02, 0.12
 DIRTY_RATIO = 0.1  # merged deliveries from which tokens are said to come in bundles
-WINDOW_EMISSIONS = 1_000_000
+WINDOW_EMISSIONS, THREADS = 250_000, 2
 SEEN = 0.9  # share of the decoded requests that should have token times
 ELSEWHERE = (
     "a decode worker of a P/D pair: its prompts are computed elsewhere and are not laid over its"
@@ -102,7 +105,7 @@ def interference(
     }  # fmt: skip
     if role == "decode" or kv_consumer:
         return _unknown(row, ELSEWHERE)
-    streams = streams.filter(pl.col("emissions") > 1).sort("first_ns")
+    streams = streams.filter(pl.col("emissions") > 1).sort("first_ns", maintain_order=True)
     if not streams.height:
         return _unknown(row, "no token times of requests decoded here")
     if not prefills.height:
@@ -114,14 +117,8 @@ def interference(
             " what the others lost is not in the sum"
         )
     total = Total()
-    for part in _windows(streams):
-        rows = streams[part]
-        loaded = rows if load is None else load(rows)
-        window = window_of(loaded, part.start, stage)
-        if window is None:
-            total.weak += 1
-        else:
-            add(total, window, stage)
+    for part in _parts(streams, stage, load):
+        join(total, part)
     row |= {
         "prefill_s": float((stage.prefills.end - stage.prefills.start).sum()),
         "cut_s": cut, "offset_ms": offset * 1e3,
@@ -133,12 +130,12 @@ def interference(
 
 def tables(judged: list[Judgement]) -> dict[str, pl.DataFrame]:
     """The tables of this method from what was judged."""
-    losses = [pl.DataFrame(schema=LOSSES_SCHEMA), *(j.losses for j in judged)]
-    events = [pl.DataFrame(schema=EVENTS_SCHEMA), *(j.events for j in judged)]
+    losses = [j.losses for j in judged if j.losses.height]
+    events = [j.events for j in judged if j.events.height]
     return {
         "interference_gaps": pl.DataFrame([j.row for j in judged], schema=RESULT_SCHEMA),
-        "interference_gap_losses": pl.concat(losses),
-        "interference_events": pl.concat(events),
+        "interference_gap_losses": pl.concat(losses or [pl.DataFrame(schema=LOSSES_SCHEMA)]),
+        "interference_events": pl.concat(events or [pl.DataFrame(schema=EVENTS_SCHEMA)]),
     }
 
 
@@ -205,6 +202,29 @@ def _least(frame: pl.DataFrame, column: str) -> int:
 def _seconds(instants: pl.Series, origin_ns: int) -> Floats:
     values: Floats = (instants - origin_ns).to_numpy().astype(np.float64) / 1e9
     return values
+
+
+def _parts(
+    streams: pl.DataFrame, stage: Stage, load: Callable[[pl.DataFrame], pl.DataFrame] | None
+) -> Iterator[Total]:
+    """The sums of each window of streams in their order, several computed at a time."""
+
+    def part(window: slice) -> Total:
+        rows = streams[window]
+        return summed(rows if load is None else load(rows), window.start, stage)
+
+    windows = list(_windows(streams))
+    if len(windows) == 1:
+        yield part(windows[0])
+        return
+    with ThreadPoolExecutor(THREADS, "pdtrace-gaps") as pool:
+        waiting: deque[Future[Total]] = deque()
+        for window in windows:
+            if len(waiting) > THREADS:
+                yield waiting.popleft().result()
+            waiting.append(pool.submit(part, window))
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def _windows(streams: pl.DataFrame) -> Iterator[slice]:

@@ -145,6 +145,14 @@ def slope(x: Floats, y: Floats) -> Estimate | None:
     return Estimate(value, value - half, value + half, n)
 
 
+def spread_rows(count: int, most: int) -> NDArray[np.int64]:
+    """At most so many of `count` rows: one of each stretch, drawn, so that no rhythm is met."""
+    if count <= most:
+        return np.arange(count)
+    drawn = (np.arange(most) + np.random.default_rng(SEED).random(most)) * (count / most)
+    return np.minimum(drawn.astype(np.int64), count - 1)
+
+
 def median_sigma(values: Floats) -> float:
     """Standard deviation estimated from the median absolute deviation."""
     return float(MAD_TO_SIGMA * np.median(np.abs(values - np.median(values))))

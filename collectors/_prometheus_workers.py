@@ -12,6 +12,8 @@ from pdtrace.model import Sink, Source
 _LABEL = re.compile(r'([A-Za-z_][\w.]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 _ESCAPES = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
 _HEX_ID = re.compile(r"[0-9a-f]{1,16}")
+_START = "process_start_time_seconds"
+_RECENT_S = 1e9  # an instant, not a count
 FRONTEND = "dynamo_frontend_"
 _OWN = "dynamo_component_"  # the process that emits it carries its own id in hexadecimal
 CACHE_CONFIG = "vllm:cache_config_info"
@@ -43,6 +45,22 @@ def labels_of(text: str | None) -> dict[str, str]:
     return found
 
 
+def _process(samples: pl.DataFrame) -> str | None:
+    """What no two processes share: when one started, and when its client library made its first metric.
+
+    Processes of one script start within the 10 ms to which the start is known; `_created` (prometheus_client,
+    OpenMetrics) is finer. Without either: None.
+    """
+    metric, value = pl.col("metric"), pl.col("value_text").cast(pl.Float64, strict=False)
+    start = samples.filter((metric == _START) & (pl.col("labels_text") == ""))["value_text"]
+    made = samples.filter(metric.str.ends_with("_created") & (value > _RECENT_S)).select(
+        pl.col("value_text").sort_by(value).first()
+    )["value_text"]
+    if start.n_unique() != 1 or not len(made) or made[0] is None:
+        return None
+    return f"{start[0]}/{made[0]}"
+
+
 class Describer:
     """Gives the samples of one dump their labels as JSON and their worker."""
 
@@ -63,7 +81,7 @@ class Describer:
             if text not in self._labels:
                 self._labels[text] = labels_of(text)
         if not self._own:
-            self._own = self._scraped(pairs)
+            self._own = self._scraped(pairs, _process(samples))
         self._state(samples)
         names = pairs.with_columns(
             pl.Series(
@@ -101,7 +119,7 @@ class Describer:
                 end_ns=last,
             )
 
-    def _scraped(self, pairs: pl.DataFrame) -> str:
+    def _scraped(self, pairs: pl.DataFrame, process: str | None) -> str:
         """Declare the server that was scraped."""
         metrics = pairs["metric"]
         own_ids = {
@@ -133,6 +151,7 @@ class Describer:
             "engine_id": agent if agent and re.fullmatch(r"[0-9a-f-]{32,36}", agent) else None,
             "worker_id": str(int(own_ids.pop(), 16)) if len(own_ids) == 1 else None,
             "file": self._path,
+            "process": process,
         }
         return self._out.worker(
             self._aliases, engine=self._engine, role=self._role, role_basis=self._basis
@@ -167,9 +186,7 @@ class Describer:
 
     def _state(self, samples: pl.DataFrame) -> None:
         """Facts that the samples state."""
-        start = samples.filter(
-            (pl.col("metric") == "process_start_time_seconds") & (pl.col("labels_text") == "")
-        )
+        start = samples.filter((pl.col("metric") == _START) & (pl.col("labels_text") == ""))
         for value in start["value_text"].unique().to_list():
             self._fact("process_start_time_s", f"{float(value):.3f}")
         infos = samples.filter(pl.col("metric").is_in([CACHE_CONFIG, "vllm_cache_config_info"]))

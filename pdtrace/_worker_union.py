@@ -14,7 +14,7 @@ from pdtrace.store import Store
 from pdtrace.workers import merged_rows
 
 _FRONT = ("frontend", "router", "gateway")
-_LOCAL = {"file", "address"}  # kinds of names that a scrape or a file gives to a process
+_LOCAL = {"file", "address", "process"}  # kinds of names that a scrape or a file gives to a process
 _SECOND_NS = 1_000_000_000
 _MOST = 0.9  # share of its requests that the other saw too
 

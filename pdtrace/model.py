@@ -152,8 +152,9 @@ class Sink(Protocol):
 
 # Alias kinds, strongest first. Workers that share an alias of a global kind are one; the scoped kinds
 # (pid, address) identify only inside one host or folder and time; service and file are the last resort.
+# A process (instants of its start and of its first metric, to the microsecond) unites, but is no name for people.
 ALIAS_KINDS: tuple[str, ...] = (
-    "instance", "engine_id", "worker_id", "pod", "pid", "address", "file", "service",
+    "instance", "engine_id", "worker_id", "pod", "pid", "address", "file", "service", "process",
 )  # fmt: skip
 GLOBAL_ALIAS_KINDS: tuple[str, ...] = ("instance", "engine_id", "worker_id", "pod")
 

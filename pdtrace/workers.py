@@ -131,7 +131,7 @@ def _join_global(number: Mapping[str, int], said: list[tuple[str, str, str]]) ->
     first: dict[tuple[str, str], int] = {}
     a, b = [], []
     for worker, kind, value in said:
-        if kind in GLOBAL_ALIAS_KINDS and kind != "pod":
+        if kind == "process" or (kind in GLOBAL_ALIAS_KINDS and kind != "pod"):
             a.append(first.setdefault((kind, value), number[worker]))
             b.append(number[worker])
     return [int(x) for x in components(len(number), a, b)]

@@ -212,7 +212,7 @@ CREATE TABLE workers (
 CREATE TABLE worker_aliases (
   source INTEGER,            -- source that said so; NULL when a later stage did
   worker VARCHAR,            -- the worker
-  kind VARCHAR,              -- instance, engine_id, worker_id, pod, pid, service, address or file
+  kind VARCHAR,              -- instance, engine_id, worker_id, pod, pid, service, address, file or process
   value VARCHAR              -- the alias
 );
 

@@ -280,3 +280,39 @@ def test_time_series_counts_every_request_once_for_the_whole_and_once_for_its_wo
     assert whole["arrivals"].sum() == rows.filter(pl.col("worker").is_not_null())["arrivals"].sum()
     assert whole["arrivals"].sum() == 600
     assert whole["in_flight"].mean() == pytest.approx(2 * 2.1, rel=0.2)
+
+
+def test_waits_and_kv_troubles_say_when_they_came(con: Store) -> None:
+    con.append("workers", [{"worker": "w", "deployment": "d"}])
+    con.append("requests", [
+        {"request": f"r{n:03d}", "deployment": "d", "outcome": "completed", "mode": "aggregated",
+         "start_ns": T0 + n * S, "end_ns": T0 + (n + 3) * S, "first_token_ns": T0 + (n + 2) * S,
+         "ttft_ms": 2000.0, "e2e_ms": 3000.0, "decode_worker": "w", "prefill_worker": "w"}
+        for n in range(200)
+    ])  # fmt: skip
+    details = {"router": "router_queue", "queue": "prefill_queue", "kv_transfer": "kv_transfer"}
+    con.append("phases", [
+        {"request": f"r{n:03d}", "phase": phase, "detail": detail, "basis": "measured",
+         # a second each in a tenth of the run, a few ms all along: too short to be felt
+         "start_ns": T0 + n * S, "end_ns": T0 + n * S + (S if 100 <= n < 120 else 10_000_000)}
+        for n in range(200) for phase, detail in details.items()
+    ])  # fmt: skip
+    con.append("transfers", [
+        {"source": 0, "record": n, "source_worker": "w", "destination_worker": "w", "outcome": "failed",
+         "start_ns": T0 + (100 + n) * S, "end_ns": T0 + (100 + n) * S + 5} for n in range(10)
+    ])  # fmt: skip
+    con.append("steps", [
+        {"worker": "w", "seq": n, "start_ns": T0 + n * S, "elapsed_ns": S // 2, "capture": "full",
+         "kv_usage_ratio": 0.95 if 150 <= n < 160 else 0.5} for n in range(200)
+    ])  # fmt: skip
+    rows = {r["finding"]: r for r in con.sql("FROM finding_windows()").to_dicts()}
+    for finding in ("router_queue", "engine_queue", "kv_transfer"):
+        row = rows[finding]
+        assert row["concentrated"] is True, finding
+        assert T0 + 100 * S <= row["start_ns"] < row["end_ns"] <= T0 + 119 * S
+        assert row["pieces"] == pytest.approx(20)
+    assert rows["transfer_failures"]["concentrated"] is True
+    assert rows["transfer_failures"]["start_ns"] >= T0 + 100 * S
+    pressed = rows["kv_pressure"]
+    assert pressed["concentrated"] is True
+    assert T0 + 150 * S <= pressed["start_ns"] < pressed["end_ns"] <= T0 + 159 * S

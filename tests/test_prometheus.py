@@ -10,7 +10,9 @@ import polars as pl
 import pytest
 
 from pdtrace.collectors import prometheus
+from pdtrace.ingest import ingest
 from pdtrace.inputs import expand
+from pdtrace.store import Store
 
 FIXTURES = Path(__file__).parent / "fixtures" / "prometheus"
 NS = 1_000_000_000
@@ -179,3 +181,33 @@ def test_the_captures_are_read_whole(collect, shared: Path) -> None:
     assert balanced(found)
     assert (found["samples"].height, found["samples"]["time_ns"].n_unique()) == (38_407, 82)
     assert found["events"].height == 0
+
+
+def scrape(count: int, created: str | None, start: str = "1.79599358647e+09") -> str:
+    """A dump of a server after `count` requests of half a second each."""
+    made = f"request_latency_seconds_created {created}\n" if created else ""
+    return (
+        f"process_start_time_seconds {start}\n# TYPE request_latency_seconds histogram\n"
+        f'request_latency_seconds_bucket{{le="+Inf"}} {count}\nrequest_latency_seconds_sum {count / 2}\nrequest_latency_seconds_count {count}\n{made}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("created", "processes"),
+    [
+        (("1.795993766020586e+09", "1.795993766020586e+09"), 1),  # two snapshots of one process
+        (("1.795993766020586e+09", "1.7959937796422865e+09"), 2),  # two that one script started
+        ((None, None), 2),  # nothing tells: the start is known to 10 ms only
+    ],
+)
+def test_two_snapshots_of_one_process_are_one_worker(
+    created: tuple[str | None, str | None], processes: int, tmp_path: Path
+) -> None:
+    for name, count, made in zip(("after.prom", "later.prom"), (10, 30), created, strict=True):
+        (tmp_path / name).write_text(scrape(count, made), "utf-8")
+    store = Store()
+    ingest([str(tmp_path)], store)
+    assert store.scalar("SELECT count(*) FROM workers") == processes
+    row = store.sql("SELECT * FROM metric_summary WHERE kind = 'mean'").row(0, named=True)
+    assert (row["count"], row["mean"]) == (30 if processes == 1 else 40, 0.5)
+    assert store.rows("SELECT DISTINCT worker FROM samples ORDER BY 1")[0][0].startswith("file:")

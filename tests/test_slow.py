@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import numpy as np
 import polars as pl
 import pytest
@@ -169,6 +172,41 @@ def fleet(n: int, seed: int = 1) -> pl.DataFrame:
         "ttft_ms": ttft,
         "total_ms": np.round(ttft + 20.0 * output, 3),
     })  # fmt: skip
+
+
+def asked(answer: slow.Answer | str) -> dict[str, Any]:
+    """The answer as JSON, which follows its schema."""
+    text = answer if isinstance(answer, str) else json.dumps(answer.to_dict(), allow_nan=False)
+    schema = json.loads((files("pdtrace.schemas") / "slow.schema.json").read_text("utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(json.loads(text), schema)
+    return json.loads(text)
+
+
+@pytest.mark.parametrize("more", [(), ("--where", "ttft_ms > 2000"), ("--slo", "ttft=1s")])
+@pytest.mark.parametrize("n", [600, 20])
+def test_the_json_follows_its_schema(tmp_path: Path, more: tuple[str, ...], n: int) -> None:
+    done = pdtrace("slow", str(table(tmp_path, fleet(n))), *more, "--format", "json")
+    (answer,) = asked(done.stdout)["deployments"]
+    assert answer["too_few"] is (n == 20)
+    assert bool(answer["attributes"]) is (n == 600)
+
+
+def test_the_schema_refuses_what_is_no_answer() -> None:
+    empty = slow.Answer(())
+    assert asked(empty) == {"schema": "pdtrace.slow/1", "deployments": []}
+    with pytest.raises(jsonschema.ValidationError):
+        asked('{"schema": "pdtrace.slow/2", "deployments": []}')
+    with pytest.raises(jsonschema.ValidationError):
+        asked('{"schema": "pdtrace.slow/1", "deployments": [{"id": "d"}]}')
+
+
+def test_where_nobody_knows_a_duration_the_json_holds_too(con: Store) -> None:
+    con.append("deployments", [{"deployment": "d", "name": "d"}])
+    con.append("requests", [{"request": "r", "deployment": "d", "outcome": "unknown"}])
+    (answer,) = asked(slow.slow(con))["deployments"]
+    assert (answer["observer"], answer["too_few"]) == (None, True)
+    assert answer["requests"]["selected"] == 0
 
 
 def test_a_table_with_a_slow_worker(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 --
 -- Weights are what the finding counts: seconds beyond the typical (slow_first_token: of the first
 -- token; slow_stream: of the mean gap, over all gaps), requests (failed_requests), decode seconds
--- lost (prefill_interference, from engine steps of flagged workers), events (preemption, kv_alarm).
--- A request's piece lies at its start. Limits are the run's own, as in request_marks.
+-- lost (prefill_interference, from engine steps of flagged workers), events (preemption, kv_alarm),
+-- seconds waited by requests that waited 50 ms or more (router_queue, engine_queue, kv_transfer;
+-- below, those findings warn of nothing), movements (transfer_failures), seconds of steps, else
+-- samples, with nine tenths of the KV cache in use (kv_pressure). A request's piece lies at its
+-- start. Limits are the run's own, as in request_marks.
 --
 -- grain:   one row per piece with an instant
--- needs:   request_values, value_quartiles, interference_step_losses, interference_steps, events, workers
+-- needs:   request_values, value_quartiles, phase_by_request, interference_step_losses, interference_steps, transfer_times, steps, samples, events, workers
 -- columns:
 --   deployment  VARCHAR      deployment
 --   finding     VARCHAR      id of the finding
@@ -27,6 +30,32 @@ excess AS (
   LEFT JOIN typical AS pace ON pace.deployment IS NOT DISTINCT FROM r.deployment
     AND pace.model IS NOT DISTINCT FROM r.model AND pace.measure = 'tpot'
   WHERE r.counted AND r.start_ns IS NOT NULL
+),
+wait AS (
+  SELECT deployment, request, sum(duration_ms) AS wait_ms,
+    CASE WHEN phase = 'router' THEN 'router_queue'
+      WHEN phase IN ('queue', 'decode_queue') THEN 'engine_queue'
+      ELSE 'kv_transfer' END AS finding
+  FROM phase_by_request
+  WHERE counted
+    AND phase IN ('router', 'queue', 'decode_queue', 'kv_load', 'kv_transfer', 'kv_wait')
+  GROUP BY ALL
+  HAVING wait_ms >= 50
+),
+full_cache AS (
+  SELECT worker, start_ns AS time_ns, coalesce(elapsed_ns, 1) / 1e9 AS weight
+  FROM steps
+  WHERE kv_usage_ratio >= 0.9 AND start_ns IS NOT NULL
+  UNION ALL
+  SELECT worker, time_ns, 1.0
+  FROM samples
+  WHERE regexp_matches(
+      metric, '(kv_cache_usage|gpu_cache_usage|kv_usage|token_usage)(_perc|_ratio|_percent)?$'
+    )
+    AND CASE WHEN value > 1.5 THEN value / 100 ELSE value END >= 0.9 AND time_ns IS NOT NULL
+    AND worker NOT IN (
+      SELECT worker FROM steps WHERE kv_usage_ratio IS NOT NULL AND worker IS NOT NULL
+    )
 )
 SELECT deployment, 'slow_first_token' AS finding, start_ns AS time_ns,
   (ttft_ms - ttft_typical_ms) / 1e3 AS weight
@@ -53,3 +82,16 @@ SELECT w.deployment,
 FROM events AS e
 JOIN workers AS w ON w.worker = e.worker
 WHERE e.kind IN ('preemption', 'kv_expired', 'kv_invalid', 'kv_failure') AND e.time_ns IS NOT NULL
+UNION ALL
+SELECT w.deployment, w.finding, r.start_ns, w.wait_ms / 1e3
+FROM wait AS w
+JOIN request_values AS r ON r.request = w.request
+WHERE r.start_ns IS NOT NULL
+UNION ALL
+SELECT deployment, 'transfer_failures', coalesce(end_ns, start_ns), 1
+FROM transfer_times
+WHERE outcome IN ('failed', 'expired') AND coalesce(end_ns, start_ns) IS NOT NULL
+UNION ALL
+SELECT w.deployment, 'kv_pressure', f.time_ns, f.weight
+FROM full_cache AS f
+JOIN workers AS w ON w.worker = f.worker

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from threading import local
 
 import duckdb
 import polars as pl
 
 from pdtrace import library
+from pdtrace.errors import PdtraceError
 
 CONNECTIONS = 2  # DuckDB shares its threads among them; a query over 100,000 rows keeps one busy
 
-Another = Callable[[], duckdb.DuckDBPyConnection]  # makes another connection to the same tables
+Connection = duckdb.DuckDBPyConnection
+Another = Callable[[], Connection]  # makes another connection to the same tables
 Key = tuple[str, tuple[tuple[str, object], ...]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A piece of work, and the names of what it waits for."""
+
+    after: frozenset[str]
+    work: Callable[[Connection], object]
 
 
 def key(name: str, parameters: Mapping[str, object]) -> Key:
@@ -22,54 +34,123 @@ def key(name: str, parameters: Mapping[str, object]) -> Key:
     return name, tuple(sorted(parameters.items()))
 
 
-@contextmanager
-def held(
-    connection: duckdb.DuckDBPyConnection, another: Another, names: Iterable[str]
-) -> Iterator[None]:
-    """Tables in place of these views of a store in memory, for as long as the block runs.
-
-    Tables, not temporary ones: every connection to the store sees them.
-    """
-    swapped: list[str] = []
+def create(connection: Connection, query: library.Query) -> None:
+    """Make a view or macro."""
     try:
-        for wave in _waves(list(names)):
-            with ThreadPoolExecutor(CONNECTIONS, "pdtrace-held") as pool:
-                list(pool.map(lambda name: _compute(another, name), wave))
-            for name in wave:
-                swapped.append(name)
-                connection.execute(f"DROP VIEW {name}")
-                connection.execute(f"ALTER TABLE _held_{name} RENAME TO {name}")
-        yield
+        connection.execute(query.ddl)
+    except duckdb.Error as error:
+        raise PdtraceError(f"schemas/{query.kind}/{query.name}.sql: {error}") from error
+
+
+def run(another: Another, tasks: Mapping[str, Task]) -> None:
+    """Run tasks, several at once, each as soon as what it waits for is done."""
+    mine = local()
+    cursors: list[Connection] = []
+
+    def connect() -> None:
+        mine.cursor = another()
+        cursors.append(mine.cursor)
+
+    def work(name: str) -> None:
+        tasks[name].work(mine.cursor)
+
+    waiting = {name: set(task.after & tasks.keys()) for name, task in tasks.items()}
+    try:
+        with ThreadPoolExecutor(CONNECTIONS, "pdtrace-ahead", connect) as pool:
+            running: dict[Future[None], str] = {}
+            while waiting or running:
+                for name in [name for name, after in waiting.items() if not after]:
+                    del waiting[name]
+                    running[pool.submit(work, name)] = name
+                if not running:
+                    raise ValueError(f"{', '.join(waiting)} wait for each other")
+                for done in wait(running, return_when=FIRST_COMPLETED).done:
+                    name = running.pop(done)
+                    done.result()
+                    for after in waiting.values():
+                        after.discard(name)
     finally:
-        for name in reversed(swapped):
-            connection.execute(f"DROP TABLE IF EXISTS {name}")
-            connection.execute(library.queries()[name].ddl)
+        for cursor in cursors:
+            cursor.close()
 
 
-def _compute(another: Another, name: str) -> None:
-    with another() as cursor:
-        cursor.execute(f"CREATE OR REPLACE TABLE _held_{name} AS FROM {name}")
+class Queries:
+    """The views and findings of a store in memory, of which `waiting` do not exist yet."""
 
+    def __init__(self, another: Another, waiting: set[str]) -> None:
+        self._another = another
+        self._waiting = waiting
+        self._held: set[str] = set()
 
-def _waves(names: list[str]) -> Iterator[list[str]]:
-    """Names in groups, each after the groups that it needs."""
-    while names:
-        ready = [n for n in names if not library.below(n) & set(names)]
-        yield ready or names
-        names = [n for n in names if n not in (ready or names)]
+    @contextmanager
+    def held(self, connection: Connection, names: Iterable[str]) -> Iterator[None]:
+        """Tables in place of these views, for as long as the block runs; then they wait to be made again.
 
+        Tables, not temporary ones: every connection to the store sees them.
+        """
+        held = dict.fromkeys(names)
+        try:
+            tasks = self._making(held) | {
+                name: Task(library.below(name), lambda c, name=name: self._hold(c, name))  # type: ignore[misc]
+                for name in held
+            }
+            run(self._another, tasks)
+            yield
+        finally:
+            for name in self._held:
+                connection.execute(f"DROP TABLE IF EXISTS {name}")
+            self._waiting |= self._held
+            self._held.clear()
 
-def answers(another: Another, wanted: Mapping[Key, str]) -> dict[Key, pl.DataFrame]:
-    """The rows of each query (SQL by key), run at the same time.
+    def answers(self, wanted: Mapping[Key, str]) -> dict[Key, pl.DataFrame]:
+        """The rows of each query (SQL by key), run at the same time.
 
-    Those that fail are left out: who asks for them runs them again and sees the error.
-    """
-    found: dict[Key, pl.DataFrame] = {}
+        Those that fail are left out: who asks for them runs them again and sees the error.
+        """
+        found: dict[Key, pl.DataFrame] = {}
 
-    def answer(item: tuple[Key, str]) -> None:
-        with suppress(duckdb.Error), another() as cursor:
-            found[item[0]] = cursor.sql(item[1]).pl()
+        def answer(cursor: Connection, one: Key) -> None:
+            with suppress(duckdb.Error):
+                found[one] = cursor.sql(self._sql(one[0], wanted[one])).pl()
 
-    with ThreadPoolExecutor(CONNECTIONS, "pdtrace-ahead") as pool:
-        list(pool.map(answer, wanted.items()))
-    return found
+        tasks = self._making(name for name, _ in wanted if self._is_read(name, wanted))
+        for number, one in enumerate(wanted):
+            after = library.below(one[0]) | {one[0]}
+            tasks[f"{number} {one[0]}"] = Task(after, lambda c, one=one: answer(c, one))  # type: ignore[misc]
+        run(self._another, tasks)
+        return found
+
+    def _is_read(self, name: str, wanted: Iterable[Key]) -> bool:
+        """Whether the query must exist by its name; others are run without being created."""
+        query = library.queries().get(name)
+        return query is not None and (
+            bool(query.params) or any(name in library.below(other) for other, _ in wanted)
+        )
+
+    def _sql(self, name: str, sql: str) -> str:
+        query = library.queries().get(name)
+        return sql if query is None or name not in self._waiting else query.body
+
+    def _making(self, names: Iterable[str]) -> dict[str, Task]:
+        """Tasks that create what these queries read, and themselves, where it waits."""
+        wanted = set(names)
+        wanted = wanted.union(*map(library.below, wanted)) & self._waiting - self._held
+        return {
+            name: Task(library.below(name), lambda c, name=name: self._make(c, name))  # type: ignore[misc]
+            for name in library.queries()
+            if name in wanted
+        }
+
+    def _make(self, cursor: Connection, name: str) -> None:
+        create(cursor, library.queries()[name])
+        self._waiting.discard(name)
+
+    def _hold(self, cursor: Connection, name: str) -> None:
+        """A table of the view's name with its rows."""
+        table = name if name in self._waiting else f"_held_{name}"
+        cursor.execute(f"CREATE OR REPLACE TABLE {table} AS {library.queries()[name].body}")
+        if table != name:
+            cursor.execute(f"DROP VIEW {name}")
+            cursor.execute(f"ALTER TABLE {table} RENAME TO {name}")
+        self._waiting.discard(name)
+        self._held.add(name)

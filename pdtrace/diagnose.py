@@ -324,10 +324,12 @@ def _finding_queries(store: Store, slo: Slo) -> dict[str, dict[str, object]]:
 
 def _able(store: Store) -> list[library.Query]:
     """The findings whose condition (`when:` of their header) holds: planning the others is not worth it."""
-    findings = [query for query in library.queries().values() if query.kind == "findings"]
-    conditions = ", ".join(query.when or "true" for query in findings)
-    ((*holds,),) = store.rows(f"SELECT {conditions}")
-    return [query for query, able in zip(findings, holds, strict=True) if able]
+    # One by one: planned as one statement they take four times as long.
+    return [
+        query
+        for query in library.queries().values()
+        if query.kind == "findings" and (not query.when or store.scalar(f"SELECT {query.when}"))
+    ]
 
 
 def _problems(store: Store) -> list[str]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pdtrace import _ahead, library
 from pdtrace import _aside as aside
 from pdtrace._aside import Aside
-from pdtrace.errors import PdtraceError, SchemaMismatch, UnknownQuery, UnreadableInput
+from pdtrace.errors import SchemaMismatch, UnknownQuery, UnreadableInput
 
 # Files are written in the format of DuckDB 1.5, which is supported until 2027-03: both majors open them.
 STORAGE_VERSION = "v1.5.0"
@@ -241,10 +241,7 @@ class Store:
         for name, query in library.queries().items():
             if name not in wanted & self._waiting:
                 continue
-            try:
-                self.connection.execute(query.ddl)
-            except duckdb.Error as error:
-                raise PdtraceError(f"schemas/{query.kind}/{name}.sql: {error}") from error
+            _ahead.create(self.connection, query)
         self._waiting -= wanted
 
     def _settle_aside(self, tables: Iterable[str]) -> None:
@@ -349,14 +346,14 @@ class Store:
 
         In a file they are temporary ones, which DuckDB finds before views, inside other views and macros too.
         """
-        self._make(names)
         if self.path is None:
             try:
-                with _ahead.held(self.connection, self.cursor, names):
+                with self._queries().held(self.connection, names):
                     yield
             finally:
                 self._answers.clear()
             return
+        self._make(names)
         for name in names:
             self.connection.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS FROM main.{name}")
         try:
@@ -365,6 +362,9 @@ class Store:
             for name in reversed(names):
                 self.connection.execute(f"DROP TABLE temp.{name}")
 
+    def _queries(self) -> _ahead.Queries:
+        return _ahead.Queries(self.cursor, self._waiting)
+
     def ask_ahead(self, queries: Iterable[tuple[str, Mapping[str, object]]]) -> None:
         """Answer queries (name, parameters) at the same time; query() hands out what is already known.
 
@@ -372,8 +372,7 @@ class Store:
         """
         if self.path is None:
             wanted = {_ahead.key(name, given): self._from(name, given) for name, given in queries}
-            self._make({name for name, _ in wanted})
-            self._answers.update(_ahead.answers(self.cursor, wanted))
+            self._answers.update(self._queries().answers(wanted))
 
     def user_sql(self, text: str, limit: int = 0) -> pl.DataFrame:
         """Run a user's SELECT, of at most `limit` rows when given.

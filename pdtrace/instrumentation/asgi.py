@@ -65,7 +65,10 @@ class PdtraceMiddleware:
         role = self.role or (_served_as[0] if _served_as else None)
         if role is not None:
             request.set(role=role)
-        call = _Call(request, receive, send)
+        attempt = answers.attempt(headers)
+        if attempt is not None:
+            request.set(attempt=attempt)
+        call = _Call(request, scope.get("path", ""), receive, send)
         inner = scope
         with contextlib.suppress(Exception):
             inner = self._handed_on(scope, request)
@@ -89,11 +92,9 @@ async def _ending(send: Send, message: Message) -> None:
 class _Call:
     """One call: passes messages on in both directions and marks what they tell."""
 
-    __slots__ = (
-        "_answer", "_answer_bytes", "_body", "_body_bytes", "_events", "_receive", "_send", "complete", "left", "request",
-    )  # fmt: skip
+    __slots__ = ("_answer", "_body", "_body_bytes", "_receive", "_send", "complete", "left", "request")  # fmt: skip
 
-    def __init__(self, request: Request, receive: Receive, send: Send) -> None:
+    def __init__(self, request: Request, path: str, receive: Receive, send: Send) -> None:
         self.request = request
         self.left = False
         self.complete = False
@@ -101,9 +102,7 @@ class _Call:
         self._send = send
         self._body: list[bytes] | None = []
         self._body_bytes = 0
-        self._answer: list[bytes] | None = None
-        self._answer_bytes = 0
-        self._events: answers.EventStream | None = None
+        self._answer = answers.Answer(request, path)
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -136,35 +135,16 @@ class _Call:
         await self._send(message)
 
     def _started(self, message: Message) -> None:
-        status = message.get("status")
-        self.request.attributes["http_status"] = status
         headers = _headers(message.get("headers", ()))
-        kind = headers.get("content-type", "")
-        if headers.get("content-encoding", "identity") != "identity":
-            return  # compressed further in: its events cannot be seen here
-        if kind.startswith("text/event-stream"):
-            self._events = answers.EventStream(self.request)
-            self.request.later.append(self._events.settle)
-        elif "json" in kind:
-            self._answer = []
+        self._answer.begun(message.get("status"), headers)
         if "request_id" not in self.request.attributes and "x-request-id" in headers:
             self.request.attributes["request_id"] = headers["x-request-id"]
 
     def _answered(self, message: Message) -> None:
         self.complete = not message.get("more_body")
-        body = bytes(message.get("body") or b"")
-        if self._events is not None:
-            self._events.feed(body)
-        elif self._answer is not None:
-            self._answer_bytes += len(body)
-            if self._answer_bytes > answers.KEPT_BODY_BYTES:
-                self._answer = None
-                return
-            self._answer.append(body)
-            if self.complete:
-                whole = b"".join(self._answer)
-                self.request.later.append(partial(answers.answered, self.request, whole))
-                self._answer = None
+        self._answer.chunk(bytes(message.get("body") or b""))
+        if self.complete:
+            self._answer.over()
 
 
 def _headers(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:

@@ -9,7 +9,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -29,35 +29,72 @@ TARGETS = {
 }
 
 
-def activate() -> None:
-    """Record this process, and instrument each target once it is imported."""
-    api.instrument()
-    waiting = {name for name in TARGETS if name not in sys.modules}
-    for name in TARGETS.keys() - waiting:
-        _instrument(name)
+def activate(names: Iterable[str] = TARGETS) -> None:
+    """Record this process, and instrument each of these targets once it is imported."""
+    if not api.instrumented():
+        api.instrument()
+    waiting = set()
+    for name in names:
+        if name in sys.modules:
+            _instrument(name)
+        else:
+            waiting.add(name)
+    waiting -= {name for finder in _finders() for name in finder.names}
     if waiting:
         sys.meta_path.insert(0, _Finder(waiting))
 
 
-def deactivate() -> None:
-    """Take everything off again."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
-    for name, module in TARGETS.items():
+def deactivate(names: Iterable[str] = TARGETS) -> None:
+    """Take the instrumentation of these targets off again; with the last one the process is no longer recorded."""
+    for finder in _finders():
+        finder.names.difference_update(names)
+    for name in names:
+        module = TARGETS[name]
         if name in sys.modules and module in sys.modules:
             sys.modules[module].uninstrument()
-    api.uninstrument()
+    if set(names) >= TARGETS.keys():
+        sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, _Finder)]
+        api.uninstrument()
 
 
 class PdtraceInstrumentor:
     """What `opentelemetry-instrument` finds under the entry point group `opentelemetry_instrumentor`."""
 
+    targets: tuple[str, ...] = tuple(TARGETS)
+
     def instrument(self, **_: Any) -> None:
         """Record this process."""
-        activate()
+        activate(self.targets)
 
     def uninstrument(self, **_: Any) -> None:
         """And no longer."""
-        deactivate()
+        deactivate(self.targets)
+
+
+class UvicornInstrumentor(PdtraceInstrumentor):
+    """Servers that uvicorn runs, and nothing else."""
+
+    targets = ("uvicorn",)
+
+
+class HttpxInstrumentor(PdtraceInstrumentor):
+    """Calls that httpx and httpx2 make, and nothing else."""
+
+    targets = ("httpx", "httpx2")
+
+
+class AiohttpInstrumentor(PdtraceInstrumentor):
+    """Calls that aiohttp's clients make, and nothing else."""
+
+    targets = ("aiohttp",)
+
+
+class OpenAIInstrumentor(HttpxInstrumentor):
+    """Calls that the OpenAI package makes: through httpx, since 3.0 through httpx2."""
+
+
+def _finders() -> list[_Finder]:
+    return [finder for finder in sys.meta_path if isinstance(finder, _Finder)]
 
 
 def _instrument(name: str) -> None:
@@ -71,14 +108,14 @@ class _Finder(MetaPathFinder):
     """Lets the others find a module, and has it instrumented after it was executed."""
 
     def __init__(self, names: set[str]) -> None:
-        self._names = names
+        self.names = names
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in self._names:
+        if fullname not in self.names:
             return None
-        self._names.discard(fullname)
+        self.names.discard(fullname)
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(fullname, path, target)
             if spec is not None:

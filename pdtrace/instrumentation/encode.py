@@ -112,7 +112,8 @@ def _request_span(request: Request, index: int) -> Span:
     if len(request.streams) > 1:
         pairs[s.STREAM_INDEX] = index
         pairs.pop(s.OUTPUT_TOKENS, None)  # the sum belongs to no single stream
-        pairs[s.OUTPUT_TOKENS] = _emitted(stream)
+        if attributes.get("emission") != "chunk":
+            pairs[s.OUTPUT_TOKENS] = _emitted(stream)
     if index == 0:
         pairs.update(_latencies(request))
     span = _span(

@@ -100,19 +100,21 @@ class _Call:
         around = current()
         self.hop: Hop | None = None
         self.own: Request | None = None
-        self.events: answers.EventStream | None = None
-        self.body: list[bytes] | None = None
-        self.size = 0
+        self.answer: answers.Answer | None = None
         if around is not None:
             self.hop = around.dispatch(worker=request.url.netloc.decode("ascii", "replace"))
             self.hop.__enter__()
             self.hop.inject(request.headers)
             return
         self.own = api.request(
-            role="client", emission="chunk", request_id=request.headers.get("x-request-id")
+            role="client",
+            emission="chunk",
+            request_id=request.headers.get("x-request-id"),
+            attempt=answers.attempt(request.headers),
         )
         self.own.set(**{"server.address": request.url.host})
         self.own.inject(request.headers)
+        self.answer = answers.Answer(self.own, request.url.path)
         if whole and len(request.content) <= answers.KEPT_BODY_BYTES:
             self.own.later.append(partial(answers.asked, self.own, request.content))
 
@@ -120,28 +122,13 @@ class _Call:
         """Status and kind of the answer."""
         if self.hop is not None:
             self.hop.set(http_status=response.status_code)
-        if self.own is None:
-            return
-        self.own.set(http_status=response.status_code)
-        if response.headers.get("content-encoding", "identity") != "identity":
-            return
-        kind = response.headers.get("content-type", "")
-        if kind.startswith("text/event-stream"):
-            self.events = answers.EventStream(self.own)
-            self.own.later.append(self.events.settle)
-        elif "json" in kind:
-            self.body = []
+        if self.answer is not None:
+            self.answer.begun(response.status_code, response.headers)
 
     def chunk(self, data: bytes) -> None:
         """Bytes of the answer came in now."""
-        if self.events is not None:
-            self.events.feed(data)
-        elif self.body is not None:
-            self.size += len(data)
-            if self.size > answers.KEPT_BODY_BYTES:
-                self.body = None
-            else:
-                self.body.append(data)
+        if self.answer is not None:
+            self.answer.chunk(data)
 
     def close(self, left: bool) -> None:
         """The application lets go of the answer, read to its end or not."""
@@ -154,9 +141,10 @@ class _Call:
             hop.__exit__(None if error is None else type(error), error, None)
         if self.own is not None:
             own, self.own = self.own, None
-            if self.body:
-                own.later.append(partial(answers.answered, own, b"".join(self.body)))
-            done = self.events is not None and self.events.done
+            done = False
+            if self.answer is not None:
+                self.answer.over()
+                done = self.answer.said_done
             own.end(error, aborted=left and error is None and not done)
 
 

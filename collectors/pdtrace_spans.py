@@ -37,6 +37,7 @@ _TEXTS = (
     s.KV_DIRECTION,
     s.KV_SOURCE,
     s.KV_DESTINATION,
+    s.KV_ROOM,
     s.ROUTER_POLICY,
     s.ROUTER_WORKER,
 )
@@ -137,6 +138,7 @@ def _legs(requests: pl.DataFrame) -> pl.DataFrame:
         pl.coalesce(s.ENGINE_REQUEST_ID, s.REQUEST_ID).alias("request_id"),
         pl.col(s.REQUEST_ID).alias("external_id"),
         pl.col(s.REMOTE_REQUEST_ID).alias("remote_id"),
+        pl.col(s.KV_ROOM).alias("bootstrap_room"),
         pl.col(s.CONVERSATION_ID).alias("session"),
         pl.col(s.USER_ID).alias("tenant"),
         pl.col(s.HTTP_ROUTE).alias("route"),

@@ -82,6 +82,9 @@ KV_BACKEND = "pdtrace.kv.backend"  # NIXL, Mooncake, LMCache, ...
 KV_DIRECTION = "pdtrace.kv.direction"  # prefill_to_decode, decode_to_prefill, load or store
 KV_SOURCE = "pdtrace.kv.source"  # worker that the KV came from
 KV_DESTINATION = "pdtrace.kv.destination"  # worker that it went to
+KV_ROOM = (
+    "pdtrace.kv.room"  # room in which prefill and decode worker meet (SGLang's bootstrap_room)
+)
 ROUTER_POLICY = "pdtrace.router.policy"
 ROUTER_WORKER = "pdtrace.router.worker"  # the worker chosen
 ROUTER_OVERLAP_TOKENS = "pdtrace.router.overlap_tokens"  # prompt tokens believed cached there

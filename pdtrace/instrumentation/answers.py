@@ -268,8 +268,11 @@ def told(request: Request, answer: Mapping[str, Any]) -> None:
         before = request.attributes.get("finish_reasons", [])
         found["finish_reasons"] = [*before, *(reason for reason in reasons if reason not in before)]
     named = answer.get("id")  # of every event of a stream too
-    if isinstance(named, str) and named and "request_id" not in request.attributes:
-        found["request_id"] = of_answer(named)[:256]
+    if isinstance(named, str) and named:
+        # Engines that do not read X-Request-Id have ids of their own beside it.
+        bare = of_answer(named)[:256]
+        known = request.attributes.get("request_id")
+        found["request_id" if known in (None, bare) else "engine_id"] = bare
     model = answer.get("model")
     if isinstance(model, str) and "model" not in request.attributes:
         found["model"] = model[:256]

@@ -56,6 +56,7 @@ WORDS = {
     "direction": s.KV_DIRECTION,
     "source": s.KV_SOURCE,
     "destination": s.KV_DESTINATION,
+    "room": s.KV_ROOM,
     "policy": s.ROUTER_POLICY,
     "worker": s.ROUTER_WORKER,
     "overlap_tokens": s.ROUTER_OVERLAP_TOKENS,

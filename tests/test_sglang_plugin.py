@@ -195,7 +195,7 @@ def test_prefill_and_decode_workers_meet_in_their_room(clock: Clock, monkeypatch
         assert rows[0][0] == rows[1][0]
         details = {row[0] for row in trace.store.rows("SELECT DISTINCT detail FROM phases")}
         assert {
-            "prefill_queue",
+            "kv_space_wait",
             "prefill_exec",
             "kv_transfer",
             "decode_queue",

@@ -1,4 +1,4 @@
-"""Commands that make things to look at: report."""
+"""Commands that make things to look at: report, view."""
 
 from __future__ import annotations
 
@@ -39,3 +39,39 @@ def report(paths: tuple[str, ...], output: str, force: bool, slo: str | None,
     with open_trace(paths, since, until, keep_content) as trace:
         room.write(trace.store, output, limits, force=force)
     terminal.show_made(output)
+
+
+@click.command()
+@paths_argument
+@reading_options
+@slo_option
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    metavar="PORT",
+    help="Port; 0 takes a free one.",
+)
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    help="Address to bind to. Others than this machine's own are open to the network, behind a token.",
+)
+@click.option("--open", "show", is_flag=True, help="Open it in a browser.")
+def view(paths: tuple[str, ...], port: int, host: str, show: bool, slo: str | None,
+         since: str | None, until: str | None, keep_content: bool, debug: bool) -> None:  # fmt: skip
+    """Show the dumps as a live page with filters, at an address of this machine, until Ctrl-C.
+
+    \b
+    pdtrace view logs/
+    pdtrace view run.duckdb --slo ttft=500ms,tpot=50ms --port 8080
+    """
+    from pdtrace import page, terminal
+    from pdtrace.slo import policy
+
+    limits = policy(slo) if slo is not None else None
+    with page.vega() as vega, open_trace(paths, since, until, keep_content) as trace:
+        page.serve(trace.store, " ".join(paths), vega, terminal.show_address,
+                   limits=limits, host=host, port=port, show=show)  # fmt: skip

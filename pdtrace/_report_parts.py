@@ -93,22 +93,39 @@ def instant(iso: str | None) -> str:
 
 def deployment(part: Deployment, pictures: Sequence[Picture], number: int) -> str:
     """One deployment: verdict, findings, pictures, figures."""
-    shown = [picture for picture in pictures if picture.there]
+    pieces = [
+        opening(part),
+        *(figure(picture, f"d{number}") for picture in pictures if picture.there),
+        _absent(pictures),
+        closing(part),
+    ]
+    return tag("section", "".join(pieces), class_="deployment", id=f"d{number}")
+
+
+def opening(part: Deployment, remarks: Mapping[str, str] | None = None) -> str:
+    """What is said first: verdict, findings (with a remark each, by id), limits."""
+    remarks = remarks or {}
+    found = "".join(finding(one, remarks.get(one.id, "")) for one in part.findings)
     pieces = [
         tag("h2", text(part.name or part.id)),
         tag("p", text(part.verdict), class_="verdict"),
         _facts(part),
         tag("h2", "Findings, by seconds lost" if part.findings else "No findings"),
-        tag("ol", "".join(map(finding, part.findings)), class_="findings"),
+        tag("ol", found, class_="findings"),
         _items("Limits (SLO)", phrases.slo_lines(part) if part.slo else []),
-        "".join(figure(picture, f"d{number}") for picture in shown),
-        _absent(pictures),
+    ]
+    return "".join(pieces)
+
+
+def closing(part: Deployment) -> str:
+    """What is said last: figures, requests one by one, notes."""
+    pieces = [
         _latency(part),
         _marks(part),
         _items("Looked for, not shown", part.judged),
         _items("How the table was read", part.notes),
     ]
-    return tag("section", "".join(pieces), class_="deployment", id=f"d{number}")
+    return "".join(pieces)
 
 
 def _facts(part: Deployment) -> str:
@@ -122,8 +139,8 @@ def _facts(part: Deployment) -> str:
     )
 
 
-def finding(found: Finding) -> str:
-    """A finding: its sentence and evidence; the rest on demand."""
+def finding(found: Finding, remark: str = "") -> str:
+    """A finding: its sentence and evidence, a remark on what it is of; the rest on demand."""
     more = [tag("p", text(found.detail))] if found.detail else []
     more += [tag("p", "assumes: " + text(line)) for line in found.assumptions]
     tries = "".join(tag("p", tag("b", "try: ") + text(line)) for line in found.suggestions)
@@ -131,6 +148,7 @@ def finding(found: Finding) -> str:
     body = (
         tag("h3", head)
         + tag("p", text(phrases.evidence_line(found)), class_="evidence")
+        + (tag("p", escaped(remark), class_="remark") if remark else "")
         + tries
         + (_details("what it rests on", "".join(more), class_="finding-more") if more else "")
     )
@@ -187,8 +205,11 @@ def _marks(part: Deployment) -> str:
 # --- a picture
 
 
-def figure(picture: Picture, prefix: str) -> str:
-    """A picture with its sentence, evidence, query and rows; scripts draw it."""
+def figure(picture: Picture, prefix: str, *, remark: str = "", inline: bool = True) -> str:
+    """A picture with its sentence, evidence, query and rows; scripts draw it.
+
+    `inline`: the data stand in the page; else whoever shows it has them.
+    """
     name = f"{prefix}-{picture.name}"
     level = f"evidence {picture.level}" if picture.level else "evidence level not stated"
     caption = (
@@ -196,6 +217,7 @@ def figure(picture: Picture, prefix: str) -> str:
         + tag("p", escaped(picture.question), class_="question")
         + tag("p", text(capital(picture.sentence or "")), class_="sentence")
         + tag("span", level, class_="level")
+        + (tag("span", escaped(remark), class_="remark") if remark else "")
     )
     chart = (
         tag("div", "", class_="chart", role="img", aria_label=picture.sentence)
@@ -211,7 +233,7 @@ def figure(picture: Picture, prefix: str) -> str:
         + tag("button", "download CSV", class_="csv", type="button", data_file=f"{name}.csv"),
         class_="query",
     )
-    data = f'<script type="text/plain" class="data">{packed(picture)}</script>'
+    data = f'<script type="text/plain" class="data">{packed(picture)}</script>' if inline else ""
     body = tag("figcaption", caption, id=f"{name}-caption") + chart + query + data
     return tag("figure", body, class_="picture", id=name)
 

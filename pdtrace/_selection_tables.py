@@ -28,18 +28,8 @@ _BY_REQUEST = Cut("request")
 _BY_LEG = Cut("leg")
 _TOTALS = Cut("totals", ("worker",))
 _BY_DEPLOYMENT = Cut("deployment")
-CUTS: dict[str, Cut] = {
-    "requests": _BY_REQUEST,
-    "legs": _BY_REQUEST,
-    "observations": _BY_REQUEST,
-    "phases": _BY_REQUEST,
-    "phase_sums": _BY_REQUEST,
-    "partition_checks": _BY_REQUEST,
-    "transfer_requests": _BY_REQUEST,
-    "transfer_waits": _BY_REQUEST,
-    "reported": _BY_LEG,
-    "intervals": _BY_LEG,
-    "streams": _BY_LEG,
+# A table with a column request, leg or deployment is cut by the first of them; these are the others, and the exceptions.
+_CUTS: dict[str, Cut] = {
     "identity_edges": Cut("edge"),
     "transfers": Cut("tied", ("source_worker", "destination_worker"), "start_ns"),
     "decisions": Cut("tied", ("router", "worker"), "time_ns"),
@@ -53,20 +43,15 @@ CUTS: dict[str, Cut] = {
     "interference_gaps": _TOTALS,
     "interference_gap_losses": _TOTALS,
     "interference_requests": _TOTALS,
-    "kv_sizes": _BY_DEPLOYMENT,
-    "transfer_fits": _BY_DEPLOYMENT,
-    "clocks": _BY_DEPLOYMENT,
-    "clock_windows": _BY_DEPLOYMENT,
     "changes": _BY_DEPLOYMENT,
-    "deployments": _BY_DEPLOYMENT,
     "workers": _BY_DEPLOYMENT,
 }
 # Tables of things that are no measurements, and what was read: whole in every selection.
-WHOLE = ("sources", "skipped", "resources", "spans", "worker_aliases", "facts")
-GIVEN = ("slo_classes", "slo_fluidity")  # the limits are part of the selection
+WHOLE = frozenset({"sources", "skipped", "resources", "spans", "worker_aliases", "facts"})
+GIVEN = frozenset({"slo_classes", "slo_fluidity"})  # the limits are part of the selection
 
-# Computed over the whole deployment, whatever the cut needs it for.
-_OF_THE_RUN = {"transfer_fits", "clocks", "clock_windows", "changes"}
+# Cut by deployment, and no measurement: what things are.
+_DESCRIBES = {"deployments", "workers", "kv_sizes"}
 
 # Views whose rows are one request's each and depend on other requests (which of them count, who else was in flight,
 # the turn before): they are taken from the whole run. True: held as a table.
@@ -87,6 +72,19 @@ HELD = frozenset(
     }
 )  # fmt: skip
 
+
+def cut_of(table: str) -> Cut | None:
+    """How a table is cut; None where it stays whole."""
+    if table in _CUTS or table in WHOLE | GIVEN:
+        return _CUTS.get(table)
+    columns = {column.name for column in library.tables()[table].columns}
+    if "request" in columns:
+        return _BY_REQUEST
+    if "leg" in columns:
+        return _BY_LEG
+    return _BY_DEPLOYMENT if "deployment" in columns else None
+
+
 Scope = Literal["selection", "workers", "run"]
 
 
@@ -104,7 +102,8 @@ def tables_below(name: str) -> frozenset[str]:
 def scope(name: str, *, by_request: bool, by_time: bool, by_worker: bool) -> tuple[Scope, ...]:
     """What a query's numbers are of, where requests were cut by these kinds of conditions."""
     below = tables_below(name)
-    kinds = {CUTS[table].kind for table in below if table in CUTS}
+    rules = {table: cut_of(table) for table in below & library.tables().keys() - _DESCRIBES}
+    kinds = {cut.kind for cut in rules.values() if cut}
     found: list[Scope] = []
     if kinds & {"request", "leg", "edge", "tied"}:
         found.append("selection")
@@ -113,6 +112,6 @@ def scope(name: str, *, by_request: bool, by_time: bool, by_worker: bool) -> tup
         found.append("workers" if by_request else "selection")
     if "totals" in kinds:
         found.append("run" if by_request or by_time else "selection")
-    if below & _OF_THE_RUN:
+    if "deployment" in kinds:
         found.append("run" if by_request or by_time or by_worker else "selection")
     return tuple(dict.fromkeys(found))

@@ -73,6 +73,7 @@ _COMMANDS = (
     _commands_runs.compare,
     _commands_runs.whatif,
     _commands_views.report,
+    _commands_views.view,
     _commands_diagnosis.coverage,
     _commands_data.query,
     _commands_data.ingest,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pdtrace.store import Store
 
 _log = logging.getLogger(__name__)
+_ALTAIR = threading.Lock()  # its settings are the process's; the live page draws in several threads
 NAMED_ROWS = "rows"  # the name under which a spec refers to the rows of its picture
 
 
@@ -184,7 +186,7 @@ def _level(rows: pl.DataFrame) -> str | None:
 
 def vega_lite(chart: Any) -> dict[str, Any]:
     """A chart as Vega-Lite, its data inline and its looks left to whoever shows it."""
-    with alt.data_transformers.enable("default", max_rows=None), alt.theme.enable("none"):
+    with _ALTAIR, alt.data_transformers.enable("default", max_rows=None), alt.theme.enable("none"):
         spec: dict[str, Any] = chart.to_dict(validate=False)
     spec.pop("config", None)
     return spec

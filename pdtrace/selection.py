@@ -446,9 +446,8 @@ class Selection(Store):
         view = (
             f"CREATE OR REPLACE VIEW {name} AS SELECT t.* FROM {self._selections.base}.{name} AS t"
         )
-        if not self.filter.chooses or name in cuts.WHOLE:
-            return view
-        return view + self._cut(cuts.CUTS[name])
+        cut = cuts.cut_of(name)
+        return view if cut is None or not self.filter.chooses else view + self._cut(cut)
 
     def _cut(self, cut: cuts.Cut) -> str:
         """The join or condition that leaves what belongs to the selection."""

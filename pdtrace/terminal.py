@@ -292,6 +292,16 @@ def show_notes(lines: Sequence[str]) -> None:
         out.print(Text(line))
 
 
+def show_address(address: str) -> None:
+    """Where the live page is: the address on stdout, how to stop it on stderr."""
+    note = "Ctrl-C stops the page"
+    if "?token=" in address:
+        note = "warning: whoever on the network has this address can read the run; " + note
+    sys.stdout.write(address + "\n")
+    sys.stdout.flush()  # a script that reads the address waits for it
+    console(stderr=True).print(Text(note, style="dim"))
+
+
 def show_collectors(rows: Sequence[Mapping[str, str]], style: str) -> None:
     """The formats that can be read."""
     if style == "json":

@@ -3,6 +3,8 @@
 window.pdtrace = (() => {
   const shown = new Map(); // element -> {view, payload, width}
   let utc = false;
+  // What a page may set before it draws: Vega's expressions interpreted instead of made to functions, its styles left out.
+  const options = { ast: false, styles: true };
 
   // base64 of zlib of JSON -> value
   async function unpack(text) {
@@ -73,11 +75,20 @@ window.pdtrace = (() => {
     if (before) before.view.finalize();
     const result = await vegaEmbed(element, fitted(utc ? inUtc(spec) : spec, width), {
       mode: "vega-lite", renderer: "svg", actions: false, config: looks(config, width),
-      tooltip: { theme: "custom" }, ast: false,
+      tooltip: { theme: "custom", disableDefaultStyle: !options.styles },
+      ast: options.ast, defaultStyle: options.styles,
     });
     const svg = element.querySelector("svg");
     if (svg) svg.setAttribute("aria-hidden", "true"); // the figure's label says what it shows
     shown.set(element, { view: result, payload, config, width });
+    element.dispatchEvent(new CustomEvent("pdtrace:drawn", { bubbles: true, detail: result.view }));
+  }
+
+  // Let go of what was drawn inside an element that goes.
+  function forget(root) {
+    for (const [element, { view }] of [...shown]) {
+      if (root.contains(element)) { view.finalize(); shown.delete(element); }
+    }
   }
 
   async function redraw(all) {
@@ -214,5 +225,5 @@ window.pdtrace = (() => {
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   }
 
-  return { unpack, draw, redraw, zone, tellTimes, table, csv, save, say, copy };
+  return { options, forget, unpack, draw, redraw, zone, tellTimes, table, csv, save, say, copy };
 })();

@@ -325,6 +325,9 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str = "0.33") -> None:
         "vllm.v1.engine": {"EngineCoreRequest": type("EngineCoreRequest", (), fields)},
     }
     monkeypatch.setattr(Scheduler, "version", version)
+    if version == "0.8":
+        monkeypatch.delattr(Scheduler, "get_request_counts")
+        monkeypatch.delattr(Scheduler, "shutdown")
     for name, content in places.items():
         module = ModuleType(name)
         module.__dict__.update(content)

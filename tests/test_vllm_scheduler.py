@@ -242,7 +242,7 @@ def test_what_is_ended_from_outside(
     assert told["gen_ai.response.finish_reasons"] == [reason]
     assert not mine.requests
     assert mine.shutdown() is None
-    assert mine.is_down
+    assert mine.is_down is (version != "0.8")  # which has no such method
 
 
 def test_several_tokens_at_once(

@@ -1,7 +1,8 @@
 """What vLLM's scheduler does, kept as requests with their phases and as engine steps.
 
 Fed by scheduler.py with what passes through the scheduler's public methods; knows vLLM's objects by
-attribute only (vllm/v1/core/sched and vllm/v1/request.py, read in 0.10.2, 0.14.1 and 0.33.0), so it
+attribute only (vllm/v1/core/sched and vllm/v1/request.py, read in 0.8.5, 0.10.2, 0.14.1 and
+0.33.0), so it
 needs no vLLM to be tested. A step of the record lasts from the later of `schedule()` and the result
 before it to its own result: what a stream waits for. Batches that vLLM has in flight at the same
 time (asynchronous scheduling, pipeline parallelism) come back in order.
@@ -342,7 +343,8 @@ class Book:
 def _load(step: Step, scheduler: Any) -> None:
     """How full the engine is; what this version does not tell stays unknown."""
     with contextlib.suppress(Exception):
-        running, waiting = scheduler.get_request_counts()
+        counts = getattr(scheduler, "get_request_counts", None)  # since 0.9
+        running, waiting = counts() if counts else (len(scheduler.running), len(scheduler.waiting))
         step.set(running=running, waiting=waiting)
     with contextlib.suppress(Exception):
         step.set(kv_usage_ratio=float(scheduler.kv_cache_manager.usage))

@@ -91,7 +91,8 @@ class PdtraceScheduler:
         """Go down."""
         if self._pdtrace is not None:
             self._kept(self._pdtrace.closed)
-        return super().shutdown(*args, **kwargs)  # type: ignore[misc]
+        shutdown = getattr(super(), "shutdown", None)  # not in all versions
+        return None if shutdown is None else shutdown(*args, **kwargs)
 
     def _kept(self, work: Callable[..., None], *arguments: Any) -> None:
         try:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 CACHE = Path(os.environ.get("PDTRACE_ENGINES") or Path(__file__).parents[2] / ".engines")
@@ -16,10 +16,13 @@ class Unavailable(Exception):
     """An engine cannot be installed or run here; the message is the reason."""
 
 
-def environment(name: str, steps: Sequence[Sequence[str]]) -> Path:
+def environment(
+    name: str, steps: Sequence[Sequence[str]], finish: Callable[[Path], None] = lambda _: None
+) -> Path:
     """The Python of the environment of that name; each step is what follows `pip install`.
 
-    It is made anew when the steps change. What pip says last is the reason when it cannot be made.
+    `finish` does what pip alone cannot. It is made anew when the steps change. What pip says last is
+    the reason when it cannot be made.
     """
     home = CACHE / name
     stamp = home / ".installed"
@@ -32,6 +35,7 @@ def environment(name: str, steps: Sequence[Sequence[str]]) -> Path:
         )
         for step in steps:
             pip(python, ["install", *step])
+        finish(python)
         stamp.write_text(wanted)
     return python
 

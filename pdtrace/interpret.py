@@ -17,6 +17,11 @@ from pdtrace.store import Store
 BATCH_SPANS = 250_000  # whole traces of about this many spans are interpreted at once
 FOREIGN_LOG = "log record of a scope that no collector reads"
 UNUSED = {"source": pl.Int32, "record": pl.Int64, "reason": pl.String}
+# What interpret() gets of every span, beside the attributes that its collector asked for.
+SPAN_COLUMNS = (
+    "source", "trace_id", "span_id", "parent_span_id", "start_ns", "end_ns", "name", "kind", "status_code",
+    "status_message", "scope_name", "resource", "service_name", "worker", "resolution_ns", "events", "links", "mine",
+)  # fmt: skip
 _log = logging.getLogger(__name__)
 _POLARS = {str: pl.String, int: pl.Int64, float: pl.Float64, bool: pl.Boolean}
 
@@ -189,6 +194,11 @@ def _assign_owners(store: Store) -> None:
     store.temporary("span_owners", pl.DataFrame(rows, schema=kinds))
 
 
+def _column(key: str) -> str:
+    """The column of an attribute: its key, or attribute.<key> where every span has such a column itself."""
+    return f"attribute.{key}" if key in SPAN_COLUMNS else key
+
+
 def _frame(store: Store, name: str, batches: tuple[int, int], *, again: bool) -> pl.DataFrame:
     """Whole traces that hold spans of this collector, with the columns that it asked for.
 
@@ -197,12 +207,12 @@ def _frame(store: Store, name: str, batches: tuple[int, int], *, again: bool) ->
     claims = registry.claims()[name]
     held = spans.keys_held(store.connection)
     present = [
-        f'{spans.attribute_sql(key, kind, held[key])} AS "{key}"'
+        f'{spans.attribute_sql(key, kind, held[key])} AS "{_column(key)}"'
         for key, kind in claims.attributes.items()
         if key in held
     ]
     absent = {
-        key: pl.lit(None, dtype=_POLARS[kind])
+        _column(key): pl.lit(None, dtype=_POLARS[kind])
         for key, kind in claims.attributes.items()
         if key not in held
     }

@@ -178,7 +178,8 @@ class Claims:
     shared_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     prefixes: tuple[str, ...] = ()  # attribute key prefixes
     # Attributes that interpret() wants as columns, by key, typed str | int | float | bool. Values of any
-    # type that can be cast are cast (Dynamo writes numbers as strings); the others are NULL.
+    # type that can be cast are cast (Dynamo writes numbers as strings); the others are NULL. A key that every
+    # span has as a column itself (status_code) comes as `attribute.<key>`.
     attributes: Mapping[str, type] = field(default_factory=dict)
     resource_attributes: tuple[str, ...] = ()  # wanted as columns `resource.<key>`, text
     resource_aliases: Mapping[str, str] = field(

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -18,11 +20,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import pdtrace
+from pdtrace import instrumentation as pdt
 from pdtrace.instrumentation import asgi
 
 ROLE, PORT, TRACES = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 MODEL = "stub"
 MODES = {"aggregated": "null"}
+client = httpx.AsyncClient(timeout=60)
+rooms: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)  # whose KV is here
 
 
 async def said(request: Request) -> Response:
@@ -37,13 +42,36 @@ async def said(request: Request) -> Response:
     return JSONResponse(info)
 
 
+@pdt.phase("prefill")
+async def prefill(tokens: int, room: int | None) -> None:
+    await asyncio.sleep(0.005 + tokens / 100_000)
+    if room is not None:
+        rooms[room].set()
+
+
+@pdt.phase("kv_wait_upper_bound")
+async def pull(body: dict[str, Any]) -> None:
+    """Wait at the prefill worker's door until the KV of the room is there: the gateway asks both at once."""
+    door = f"http://{body['bootstrap_host']}:{body['bootstrap_port']}/kv/{body['bootstrap_room']}"
+    (await client.get(door)).raise_for_status()
+
+
+async def kv(request: Request) -> Response:
+    await rooms[int(request.path_params["room"])].wait()
+    del rooms[int(request.path_params["room"])]
+    return JSONResponse({})
+
+
 async def generate(request: Request) -> Response:
     """Chunks at an even pace; a prefill worker answers once, as SGLang's does."""
     body = await request.json()
     tokens = 1 if ROLE == "prefill" else int(body.get("max_tokens") or 8)
     prompt = len(json.dumps(body.get("messages") or body.get("prompt")))
     usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
-    await asyncio.sleep(0.001 + prompt / 100_000)
+    if ROLE == "decode":
+        await pull(body)
+    else:
+        await prefill(prompt, body.get("bootstrap_room"))
 
     def chunk(choices: list[dict[str, Any]], **more: object) -> bytes:
         kind = "chat.completion.chunk"
@@ -69,6 +97,7 @@ PAGES = ("health", "health_generate", "get_server_info", "server_info", "get_mod
 app = Starlette(
     routes=[
         *(Route(f"/{page}", said) for page in PAGES),
+        Route("/kv/{room}", kv),
         Route("/v1/chat/completions", generate, methods=["POST"]),
         Route("/generate", generate, methods=["POST"]),
     ]

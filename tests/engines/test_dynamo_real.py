@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import dynamo
+import run_dynamo as dynamo
 import pytest
 from checks import (
     Run,

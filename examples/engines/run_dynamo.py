@@ -1,6 +1,6 @@
 """NVIDIA Dynamo with its mocker as the engine: frontend, KV router and workers, no GPU, etcd or NATS.
 
-python dynamo.py FOLDER [--mode disaggregated|bootstrap|aggregated] [--requests 40]
+python run_dynamo.py FOLDER [--mode disaggregated|bootstrap|aggregated] [--requests 40]
 
 The capture lies in FOLDER/capture (pdtrace diagnose reads it), what the client saw in FOLDER/truth.jsonl.
 """

@@ -1,6 +1,6 @@
 """The smg gateway (the SGLang model gateway's successor) before stub workers that pdtrace records.
 
-python smg.py FOLDER [--mode disaggregated|aggregated] [--requests 40]
+python run_smg.py FOLDER [--mode disaggregated|aggregated] [--requests 40]
 
 The capture lies in FOLDER/capture (pdtrace diagnose reads it), what the client saw in FOLDER/truth.jsonl.
 """
@@ -61,7 +61,9 @@ def serving(folder: Path, mode: str) -> Iterator[str]:
         else:
             command += ["--pd-disaggregation"]
             for role, address in zip(roles(mode), addresses, strict=True):
-                command += [f"--{role}", address]
+                # The stub's door for KV is its own port, where SGLang has a bootstrap server.
+                door = [address.rsplit(":", 1)[1]] if role == "prefill" else []
+                command += [f"--{role}", address, *door]
         them.start("smg", command, {}, "smg.log")
         url = f"http://127.0.0.1:{port}"
         them.wait(f"{url}/workers", lambda page: page.count('"is_healthy":true') == len(addresses))

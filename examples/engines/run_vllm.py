@@ -1,6 +1,6 @@
 """vLLM on the CPU, with a tiny model of random weights: one server, or prefill and decode over NIXL.
 
-python vllm.py FOLDER [--mode aggregated|disaggregated] [--requests 24] [--recorded]
+python run_vllm.py FOLDER [--mode aggregated|disaggregated] [--requests 24] [--recorded]
 
 The capture lies in FOLDER/capture (pdtrace diagnose reads it), what the client saw in FOLDER/truth.jsonl.
 `--recorded` has pdtrace record the API servers too.
@@ -149,7 +149,7 @@ def main() -> None:
     folder = arguments.folder.resolve()
     model = tiny_model.make(folder / "model")
     with serving(folder / "capture", arguments.mode, model, recorded=arguments.recorded) as url:
-        load(url, MODEL, folder / "truth.jsonl", "--requests", arguments.requests, "--rate", "3")
+        load(url, MODEL, folder / "truth.jsonl", "--requests", arguments.requests, "--rate", "3", "--long", "1000")
 
 
 if __name__ == "__main__":

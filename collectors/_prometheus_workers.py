@@ -30,6 +30,7 @@ _ENGINES = (
     ("vllm:", "vLLM"),
     ("sglang:", "SGLang"),
     ("trtllm", "TensorRT-LLM"),
+    ("smg_", "smg"),
 )
 
 
@@ -145,6 +146,8 @@ class Describer:
         )  # "backend" decodes or does both
         if metrics.str.starts_with(FRONTEND).any():
             self._role = "frontend"
+        elif self._engine == "smg":
+            self._role = "router"
         self._basis = "log" if self._role else None
         agent = agents.pop() if len(agents) == 1 else None
         self._aliases = {

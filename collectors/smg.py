@@ -48,7 +48,9 @@ def interpret(spans: pl.DataFrame, facts: pl.DataFrame, out: Sink) -> None:
     if not calls.height:
         return
     choices = _choices(calls)
-    sent = choices.group_by("leg").agg(pl.col("time_ns").min().alias("sent_ns"))  # retries send again
+    sent = choices.group_by("leg").agg(
+        pl.col("time_ns").min().alias("sent_ns")
+    )  # retries send again
     calls = calls.join(sent, on="leg", how="left", maintain_order="left")
     out.add("legs", _legs(calls), record=None)
     out.add("intervals", _intervals(calls), record=None)

@@ -237,6 +237,7 @@ def _atoms(
                 "n", "leg", "source", "worker", "obs", "stream", "attempt", "lo", "hi", "res",
                 "plike", "failed", loose().alias("weak"), "role",
                 record_kind=pl.col("leg").str.extract(_RECORD_KIND),
+                spanned=pl.col("span_id").is_not_null(),
             ),
             on="n",
         )
@@ -249,14 +250,17 @@ def _atoms(
     )
     before = {
         c: pl.when(same).then(pl.col(c).shift())
-        for c in ("lo", "hi", "res", "source", "stream", "record_kind")
+        for c in ("lo", "hi", "res", "source", "stream", "record_kind", "spanned")
     }
     gap = pl.col("lo") - before["lo"]
     # One source may tell a request in two kinds of records (log lines and a request trace).
     other_record = pl.col("source").ne_missing(before["source"]) | (
         pl.col("record_kind") != before["record_kind"]
     ).fill_null(value=False)
-    twin = other_record & (gap <= TIGHT_NS + pl.max_horizontal("res", before["res"]))
+    # Spans of two sources under a name that several processes may bear are two processes'.
+    two_spans = (pl.col("weak") & pl.col("spanned") & before["spanned"]).fill_null(value=False)
+    near = gap <= TIGHT_NS + pl.max_horizontal("res", before["res"])
+    twin = other_record & near & ~two_spans
     stream = (gap == 0) | ((gap <= STREAM_NS) & pl.col("stream").ne_missing(before["stream"]))
     seen = seen.with_columns((~(twin | stream).fill_null(value=False)).cum_sum().alias("atom"))
     atoms = seen.group_by("atom").agg(
@@ -266,7 +270,7 @@ def _atoms(
         pl.col("res").max(),
         (pl.col("plike").any() & ~(pl.col("role") == "decode").any()).alias("plike"),
         pl.col("failed").all(),
-        pl.col("weak").any(),
+        pl.col("weak", "spanned").any(),
         pl.col("source").min(),
         pl.col("attempt").max(),
     )
@@ -288,11 +292,17 @@ def _cluster(atoms: pl.DataFrame, gap_ns: int) -> pl.DataFrame:
 def _sound(clusters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Clusters where each kind of component occurs once or repeats with reason; and the others."""
     count = pl.len()
+    # A second span under one bare name is another process: a record beside a span may be the same one.
+    spans = clusters["spanned"].any()
+    name = pl.col("worker").cast(pl.Categorical).to_physical()
+    one_span = (
+        (pl.col("spanned").sum() <= 1) | (name.n_unique() == count) if spans else pl.lit(value=True)
+    )
     reason = (
         (count == 1)
         | (pl.col("failed").sum() >= count - 1)
         | (pl.col("attempt").max() > 0).fill_null(value=False)
-        | (pl.col("weak").any() & (pl.col("source").n_unique() == count))
+        | (pl.col("weak").any() & (pl.col("source").n_unique() == count) & one_span)
     )
     # Grouped and joined back: windows over so many small groups take many times as long.
     kinds = clusters.group_by("cluster", "kind_of").agg(count.alias("atoms"), reason.alias("sound"))

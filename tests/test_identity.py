@@ -1000,3 +1000,30 @@ def test_a_request_is_named_as_its_caller_named_it() -> None:
     )  # fmt: skip
     names = identity.request_names(legs, np.zeros(4, dtype=np.int64))
     assert names.to_list() == ["drv-1"] * 4
+
+
+def test_gateways_without_an_instance_id_are_as_many_as_their_files(fleet: Fleet) -> None:
+    """Two smg gateways under the same seeded load: trace, caller's span and request id are those of the other one."""
+    for run, at in (("a", 0.0), ("b", 1.2)):
+        same: dict[str, Any] = {
+            "trace_id": "t",
+            "external_id": "load-3",
+            "path": f"{run}/gateway.pb",
+        }
+        fleet.leg(f"R{run}", "router", "service:smg", at, at + 0.4, span_id=f"r{run}", parent_span_id="caller", role="router", **same)  # fmt: skip
+        for role in ("prefill", "decode"):
+            fleet.leg(f"{role}{run}", "engine", f"instance:{role}{run}", at + 0.01, at + 0.3, span_id=f"{role}{run}", parent_span_id=f"r{run}", role=role, **{**same, "path": f"{run}/{role}.json"})  # fmt: skip
+    store = fleet.run()
+    found = requests_of(store)
+    assert found["Ra"] == found["prefilla"] == found["decodea"]
+    assert found["Rb"] == found["prefillb"] == found["decodeb"]
+    assert found["Ra"] != found["Rb"]
+    assert len(set(deployments_of(store).values())) == 2
+
+
+def test_log_lines_beside_the_span_of_a_bare_name_are_still_one_sighting(fleet: Fleet) -> None:
+    same: dict[str, Any] = {"external_id": "load-3", "role": "router"}
+    fleet.leg("span", "router", "service:gw", 0, 0.4, span_id="r", trace_id="t", **same)
+    fleet.leg("log/gw", "router", "service:gw", 0.001, 0.4, path="run/gw.log", **same)
+    found = requests_of(fleet.run())
+    assert found["span"] == found["log/gw"]

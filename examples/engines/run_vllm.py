@@ -149,7 +149,17 @@ def main() -> None:
     folder = arguments.folder.resolve()
     model = tiny_model.make(folder / "model")
     with serving(folder / "capture", arguments.mode, model, recorded=arguments.recorded) as url:
-        load(url, MODEL, folder / "truth.jsonl", "--requests", arguments.requests, "--rate", "3", "--long", "1000")
+        load(
+            url,
+            MODEL,
+            folder / "truth.jsonl",
+            "--requests",
+            arguments.requests,
+            "--rate",
+            "3",
+            "--long",
+            "1000",
+        )
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import run_dynamo as dynamo
 import pytest
+import run_dynamo as dynamo
 from checks import (
     Run,
     balanced,

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 import run_smg as smg
-from checks import Run, balanced, each_request_once, exact_partition, joined_by, or_skip, served_where, workers_are  # fmt: skip
+from checks import (
+    Run,
+    balanced,
+    each_request_once,
+    exact_partition,
+    joined_by,
+    or_skip,
+    served_where,
+    workers_are,
+)
 from processes import load
 
 REQUESTS = ("--requests", "24")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ PHASE_COLOURS: dict[str, str] = {
 }
 PREFILL, DECODE = PHASE_COLOURS["prefill"], PHASE_COLOURS["decode"]
 LOST = PHASE_COLOURS["retry"]  # time lost, limits missed, failures
+INK = "currentColor"  # of the text around; black where there is none
 QUIET = PHASE_COLOURS["unattributed"]  # what is ordinary, unknown or beside the point
 # Things without a colour of their own (workers, sessions, runs), in this order.
 SERIES: tuple[str, ...] = tuple(
@@ -51,6 +53,7 @@ MOST_ROWS = 5000  # of a chart: what has more is summed or sampled by its query
 
 # Formats of axes and tooltips (d3). Text goes through pdtrace.numbers.
 COUNT, SHARE, DECIMAL = ",.0f", ".0%", ",.3~f"
+CLOCK_MS = "%H:%M:%S.%L"
 CLOCK = "%H:%M:%S"  # shown in the reader's zone, or UTC where asked
 INSTANT = "%Y-%m-%d %H:%M:%S.%L"
 # A label of milliseconds in the unit that people say.
@@ -75,7 +78,7 @@ def config(mode: Mode) -> dict[str, Any]:
     }  # fmt: skip
     legend = {
         "labelColor": ink, "titleColor": ink, "orient": "top", "labelFontSize": 11, "titleFontSize": 11,
-        "titleFontWeight": "normal", "labelLimit": 160, "symbolStrokeWidth": 2,
+        "titleFontWeight": "normal", "labelLimit": 260, "symbolStrokeWidth": 2,
     }  # fmt: skip
     return {
         "background": _BACKGROUND[mode],
@@ -124,14 +127,63 @@ def timed(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def time_axis(column: str, title: str | None = "time", **more: Any) -> alt.X:
+def time_axis(column: str, title: str | None = "time", form: str = CLOCK, **more: Any) -> alt.X:
     """An axis of instants (`x_time` of `timed`), in the reader's zone."""
-    return alt.X(f"{column}:T", title=title, axis=alt.Axis(format=CLOCK, tickCount=6), **more)
+    return alt.X(f"{column}:T", title=title, axis=alt.Axis(format=form, tickCount=5), **more)
 
 
-def duration_axis(**more: Any) -> alt.Axis:
+def duration_axis(ticks: list[float] | None = None, **more: Any) -> alt.Axis:
     """An axis of milliseconds that says seconds and minutes where these are shorter."""
-    return alt.Axis(labelExpr=DURATION_LABEL, **more)
+    given = {"tickCount": 6} if ticks is None else {"values": ticks}
+    return alt.Axis(labelExpr=DURATION_LABEL, **{**given, **more})
+
+
+def count_axis(ticks: list[float] | None = None) -> alt.Axis:
+    """An axis of counts."""
+    return (
+        alt.Axis(format=COUNT, tickCount=6)
+        if ticks is None
+        else alt.Axis(format=COUNT, values=ticks)
+    )
+
+
+def total(rows: pl.DataFrame, column: str) -> float:
+    """The sum of a column."""
+    return float(rows.select(pl.col(column).cast(pl.Float64).sum()).item())
+
+
+def ends(rows: pl.DataFrame, low: str, high: str) -> list[float]:
+    """The smallest of one column and the largest of another: the domain of an axis."""
+    found = rows.select(
+        pl.col(low).cast(pl.Float64).min().alias("low"),
+        pl.col(high).cast(pl.Float64).max().alias("high"),
+    )
+    return [float(value) for value in found.row(0)]
+
+
+def decades(low: float, high: float) -> list[float]:
+    """1 and 3 of every power of ten between, for the ticks of a logarithmic axis."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1.0, 3.0) if len(powers) < 6 else (1.0,)
+    return [
+        step * 10.0**power
+        for power in powers
+        for step in steps
+        if low <= step * 10.0**power <= high
+    ]
+
+
+def amount(
+    rows: pl.DataFrame, column: str, wide: float = 30
+) -> tuple[alt.Scale, list[float] | None]:
+    """Scale and ticks of positive amounts: logarithmic where the largest is `wide` times the smallest."""
+    low, high = rows.select(
+        pl.col(column).min().alias("low"), pl.col(column).max().alias("high")
+    ).row(0)
+    if low is None or low <= 0 or high <= wide * low:
+        return alt.Scale(zero=True, nice=True), None
+    low, high = low * 0.8, high * 1.25
+    return alt.Scale(type="log", domain=[low, high], nice=False), decades(low, high)
 
 
 def instant(column: str, title: str) -> alt.Tooltip:

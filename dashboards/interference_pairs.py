@@ -1,0 +1,90 @@
+"""Who took it from whom: which prompts held which streams up, and for how long?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+import polars as pl
+
+from pdtrace import numbers
+
+from . import _theme
+
+QUERY = "interference_pairs"
+ORDER = 50
+
+_OTHERS = "others"
+
+
+def chart(rows: pl.DataFrame) -> Any:
+    """A square per pair, the darker the more seconds; culprits down, victims across; sums as numbers."""
+    rows = _known(rows)
+    if rows.is_empty():
+        return _theme.empty("no pair of requests is named")
+    culprits = rows.sort("culprit_place")["culprit"].unique(maintain_order=True).to_list()
+    victims = rows.sort("victim_place")["victim"].unique(maintain_order=True).to_list()
+    base = alt.Chart(rows).encode(
+        x=alt.X(
+            "victim:N",
+            sort=victims,
+            title="stream held up, worst first",
+            axis=alt.Axis(labelAngle=-45, labelLimit=90),
+        ),
+        y=alt.Y("culprit:N", sort=culprits, title="prompt, greatest taker first"),
+        tooltip=[
+            alt.Tooltip("culprit:N", title="prompt of"),
+            _theme.tip("culprit_tokens", "its tokens", _theme.COUNT),
+            alt.Tooltip("victim:N", title="held up"),
+            _theme.tip("lost_s", "lost (s)"),
+            _theme.tip("culprit_lost_s", "taken by the prompt in all (s)"),
+            _theme.tip("victim_lost_s", "lost by the stream in all (s)"),
+        ],
+    )
+    named = f"datum.culprit != '{_OTHERS}' && datum.victim != '{_OTHERS}'"
+    squares = (
+        base.transform_filter(named)
+        .mark_rect(stroke="white", strokeWidth=0.5)
+        .encode(
+            color=alt.Color(
+                "lost_s:Q",
+                title="seconds lost",
+                scale=alt.Scale(range=list(_theme.LOW_TO_HIGH), domainMin=0),
+                legend=alt.Legend(format=_theme.DECIMAL, gradientLength=180),
+            )
+        )
+    )
+    # Sums over many requests are not on the scale of single pairs: they are written.
+    sums = base.transform_filter(f"!({named})").mark_text(fontSize=10).encode(
+        text=alt.Text("lost_s:Q", format=".2~f")
+    )  # fmt: skip
+    return (squares + sums).properties(width=_theme.WIDTH, height=max(60, 22 * len(culprits)))
+
+
+def sentence(rows: pl.DataFrame) -> str | None:
+    """How much of all the greatest takers took, and who lost most."""
+    rows = _known(rows)
+    if rows.is_empty():
+        return None
+    takers = rows.filter(pl.col("culprit") != _OTHERS).unique("culprit").sort("culprit_place")
+    losers = rows.filter(pl.col("victim") != _OTHERS).unique("victim").sort("victim_place")
+    total = rows["total_lost_s"][0]
+    if not takers.height or not losers.height or not total:
+        return f"prompts of others took {numbers.seconds(total)}; no pair is named."
+    first = takers.row(0, named=True)
+    three = takers.head(3)
+    lost = losers.row(0, named=True)
+    size = f" ({numbers.count(first['culprit_tokens'])} tokens)" if first["culprit_tokens"] else ""
+    return (
+        f"{_the(three.height)} took {numbers.share(three['culprit_lost_s'].sum() / total)} of "
+        f"{numbers.seconds(total)}, {first['culprit']}{size} most ({numbers.seconds(first['culprit_lost_s'])}); "
+        f"{lost['victim']} lost most ({numbers.seconds(lost['victim_lost_s'])})."
+    )
+
+
+def _the(n: int) -> str:
+    return {1: "one prompt", 2: "two prompts", 3: "three prompts"}[n]
+
+
+def _known(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.filter(pl.all_horizontal(pl.col("culprit", "victim", "lost_s").is_not_null()))

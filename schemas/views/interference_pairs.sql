@@ -1,0 +1,79 @@
+-- interference_pairs: who took decode seconds from whom: the requests that took most against those that lost most.
+--
+-- From token times (evidence level B). Pairs outside the greatest `culprits` and `victims` are summed in
+-- rows named `others`; pairs that the method does not name at all stand there too.
+--
+-- grain:   one row per (deployment, culprit, victim)
+-- needs:   interference_gap_losses, interference_gaps, requests
+-- params:
+--   culprits  12  requests that are named as culprits, at most
+--   victims   20  requests that are named as victims, at most
+-- columns:
+--   deployment      VARCHAR      deployment
+--   culprit         VARCHAR      request whose prompt was computed; others: all that are not named
+--   victim          VARCHAR      request that was held up; others: likewise
+--   culprit_place   BIGINT       place of the culprit by seconds taken; others last
+--   victim_place    BIGINT       place of the victim by seconds lost; others last
+--   lost_s          DOUBLE   s   decode seconds
+--   culprit_tokens  BIGINT   tokens  prompt of the culprit; NULL for others or unknown
+--   culprit_lost_s  DOUBLE   s   all that the culprit took
+--   victim_lost_s   DOUBLE   s   all that the victim lost
+--   total_lost_s    DOUBLE   s   all of the deployment
+--   level           VARCHAR      evidence level
+WITH pair AS (
+  SELECT g.deployment, coalesce(l.culprit, 'others') AS culprit,
+    coalesce(l.victim, 'others') AS victim, l.lost_s
+  FROM interference_gap_losses AS l
+  JOIN interference_gaps AS g ON g.worker = l.worker
+  WHERE g.flagged AND l.lost_s > 0
+),
+taker AS (
+  SELECT deployment, culprit,
+    row_number() OVER (
+      PARTITION BY deployment ORDER BY culprit = 'others', sum(lost_s) DESC, culprit
+    ) AS place
+  FROM pair
+  GROUP BY deployment, culprit
+),
+loser AS (
+  SELECT deployment, victim,
+    row_number() OVER (
+      PARTITION BY deployment ORDER BY victim = 'others', sum(lost_s) DESC, victim
+    ) AS place
+  FROM pair
+  GROUP BY deployment, victim
+),
+named AS (
+  SELECT p.deployment,
+    CASE WHEN t.place <= culprits THEN p.culprit ELSE 'others' END AS culprit,
+    CASE WHEN l.place <= victims THEN p.victim ELSE 'others' END AS victim,
+    p.lost_s
+  FROM pair AS p
+  JOIN taker AS t ON t.deployment IS NOT DISTINCT FROM p.deployment AND t.culprit = p.culprit
+  JOIN loser AS l ON l.deployment IS NOT DISTINCT FROM p.deployment AND l.victim = p.victim
+),
+summed AS (
+  SELECT deployment, culprit, victim, sum(lost_s) AS lost_s
+  FROM named
+  GROUP BY deployment, culprit, victim
+),
+placed AS (
+  SELECT *,
+    sum(lost_s) OVER (PARTITION BY deployment, culprit) AS culprit_lost_s,
+    sum(lost_s) OVER (PARTITION BY deployment, victim) AS victim_lost_s,
+    sum(lost_s) OVER (PARTITION BY deployment) AS total_lost_s
+  FROM summed
+)
+SELECT p.deployment, p.culprit, p.victim,
+  dense_rank() OVER (
+    PARTITION BY p.deployment
+    ORDER BY p.culprit = 'others', p.culprit_lost_s DESC, p.culprit
+  ) AS culprit_place,
+  dense_rank() OVER (
+    PARTITION BY p.deployment
+    ORDER BY p.victim = 'others', p.victim_lost_s DESC, p.victim
+  ) AS victim_place,
+  p.lost_s, r.prompt_tokens AS culprit_tokens, p.culprit_lost_s, p.victim_lost_s, p.total_lost_s,
+  'B' AS level
+FROM placed AS p
+LEFT JOIN requests AS r ON r.request = p.culprit AND r.deployment IS NOT DISTINCT FROM p.deployment

@@ -1,0 +1,64 @@
+-- ttft_by_prompt: time to first token against the length of the prompt, request by request, with its cache hit.
+--
+-- Of more than `points` requests a sample is given: every n-th by a hash of its id (kept_one_in), and
+-- the slowest 200 in any case.
+--
+-- grain:   one row per counted request with a known TTFT and prompt length, or a sample of them
+-- needs:   request_values, token_dependence, latency_by_observer
+-- params:
+--   points  3000  requests to give, at most (200 more for the slowest)
+-- columns:
+--   deployment     VARCHAR          deployment
+--   request        VARCHAR          request
+--   start_ns       BIGINT   ns      its start
+--   prompt_tokens  BIGINT   tokens  prompt tokens
+--   cached_tokens  BIGINT   tokens  of them found in a cache; NULL unknown
+--   cached_ratio   DOUBLE   1       cached / prompt tokens
+--   cache          VARCHAR          unknown, none, below half, or half and more
+--   ttft_ms        DOUBLE   ms      time to first token
+--   model          VARCHAR          model; NULL where there is only one
+--   requests       BIGINT           all such requests of the deployment
+--   cache_known    BIGINT           of them, those whose cached tokens are known
+--   cache_hits     BIGINT           of them, those with cached tokens
+--   kept_one_in    BIGINT           every n-th request is given, beside the slowest
+--   rho            DOUBLE   1       rank correlation of TTFT with prompt tokens not found in a cache (view token_dependence)
+--   rho_low        DOUBLE   1       95 % interval, lower end
+--   rho_high       DOUBLE   1       upper end
+--   slope_ms       DOUBLE   ms      milliseconds for each 1000 tokens more; NULL with several models
+--   follows        BOOLEAN          TTFT follows the prompt; NULL cannot tell
+--   level          VARCHAR          evidence level of the headline's TTFT
+WITH known AS (
+  SELECT *, count(*) OVER (PARTITION BY deployment) AS requests,
+    count(cached_tokens) OVER (PARTITION BY deployment) AS cache_known,
+    count(*) FILTER (cached_tokens > 0) OVER (PARTITION BY deployment) AS cache_hits,
+    row_number() OVER (PARTITION BY deployment ORDER BY hash(request), request) AS number,
+    row_number() OVER (PARTITION BY deployment ORDER BY ttft_ms DESC, request) AS slowest
+  FROM request_values
+  WHERE counted AND ttft_ms IS NOT NULL AND prompt_tokens IS NOT NULL
+),
+kept AS (
+  SELECT *, CAST(greatest(1, ceil(requests / points)) AS BIGINT) AS kept_one_in
+  FROM known
+),
+headline AS (
+  SELECT deployment, max(level) AS level
+  FROM latency_by_observer
+  WHERE metric = 'ttft_ms' AND headline
+  GROUP BY deployment
+)
+SELECT k.deployment, k.request, k.start_ns, k.prompt_tokens, k.cached_tokens,
+  k.cached_tokens / nullif(k.prompt_tokens, 0) AS cached_ratio,
+  CASE
+    WHEN k.cached_tokens IS NULL THEN 'unknown'
+    WHEN k.cached_tokens <= 0 THEN 'none'
+    WHEN k.cached_tokens < 0.5 * k.prompt_tokens THEN 'below half'
+    ELSE 'half and more'
+  END AS cache,
+  k.ttft_ms, k.model, k.requests, k.cache_known, k.cache_hits, k.kept_one_in,
+  d.rho, d.rho_low, d.rho_high, d.slope_ms, d.follows,
+  coalesce(h.level, 'C') AS level
+FROM kept AS k
+LEFT JOIN token_dependence AS d ON d.deployment IS NOT DISTINCT FROM k.deployment
+  AND d.measure = 'ttft' AND d.tokens = 'input'
+LEFT JOIN headline AS h ON h.deployment IS NOT DISTINCT FROM k.deployment
+WHERE k.number % k.kept_one_in = 0 OR k.slowest <= 200

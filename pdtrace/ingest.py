@@ -7,7 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from pdtrace import clocks, identity, interpret, methods, phases, spans, workers, zones
+from pdtrace import (
+    clocks,
+    identity,
+    interpret,
+    methods,
+    phases,
+    spans,
+    twins,
+    workers,
+    zones,
+)
 from pdtrace.copies import KEYED, forget_copies, keep_one_row_a_key, note_copies
 from pdtrace.counting import count_records, nothing_kept
 from pdtrace.errors import PROBLEM, REPORT, PdtraceError, UnknownFormat, in_one_line, reraise_stop
@@ -63,6 +73,7 @@ def take(inputs: list[Input], store: Store, options: Options | None = None) -> N
 
 def derive(store: Store, options: Options | None = None) -> None:
     """The stages after reading: deployments, identity, clocks, requests, phases, methods, views."""
+    twins.unite(store)
     identity.link(store)
     _attempt(store, "aligning clocks", clocks.align)
     identity.build_requests(store)

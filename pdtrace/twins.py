@@ -1,0 +1,56 @@
+"""One engine's work told by two recorders: its own request span, and pdtrace's inside the engine.
+
+An engine that writes its request spans in its API server, while pdtrace's scheduler records the
+same requests in the engine's process, would count as two engines. The inner record has the steps
+and instants; of the outer one the window stays, as that of a front end, unless pdtrace recorded
+the front end too.
+"""
+
+from __future__ import annotations
+
+from pdtrace.semconv import SPAN_REQUEST
+from pdtrace.store import Store
+
+_SLACK_NS = 50_000_000  # the API server's clock and the engine's are one host's
+
+# The same name but for the random digits that an engine may put behind it, one inside the other, as long.
+_PAIRS = f"""
+CREATE OR REPLACE TEMP TABLE leg_twins AS
+WITH told AS (
+  SELECT l.leg, l.worker, l.observer, l.request_id, l.external_id, l.start_ns, l.end_ns, l.prompt_tokens, l.output_tokens,
+         s.name = '{SPAN_REQUEST}' AS inner_record
+  FROM legs l JOIN spans s ON s.trace_id = l.trace_id AND s.span_id = l.span_id
+  WHERE l.external_id IS NOT NULL AND l.container IS NOT TRUE AND l.start_ns IS NOT NULL AND l.end_ns IS NOT NULL
+)
+SELECT o.leg AS outer_leg, i.leg AS inner_leg,
+       EXISTS (SELECT 1 FROM told f
+               WHERE f.inner_record AND f.observer = 'frontend' AND f.external_id = o.external_id
+                 AND f.start_ns <= o.end_ns AND f.end_ns >= o.start_ns) AS fronted
+FROM told o JOIN told i ON i.external_id = o.external_id
+WHERE i.inner_record AND NOT o.inner_record AND i.observer = 'engine' AND o.observer = 'engine'
+  AND i.worker IS DISTINCT FROM o.worker AND i.request_id <> i.external_id
+  AND o.request_id IN (i.request_id, regexp_replace(i.request_id, '-[0-9a-f]{{8}}$', ''))
+  AND i.start_ns >= o.start_ns - {_SLACK_NS} AND i.end_ns <= o.end_ns + {_SLACK_NS}
+  AND i.prompt_tokens = o.prompt_tokens AND i.output_tokens = o.output_tokens
+QUALIFY row_number() OVER (PARTITION BY o.leg ORDER BY abs(i.start_ns - o.start_ns), i.leg) = 1
+"""
+
+
+def unite(store: Store) -> None:
+    """Leave one record of the engine's work; what the other one reported of itself goes with it."""
+    if not store.rows(f"SELECT 1 FROM spans WHERE name = '{SPAN_REQUEST}' LIMIT 1"):
+        return
+    store.execute(_PAIRS)
+    if store.count("leg_twins"):
+        outer = "leg IN (SELECT outer_leg FROM leg_twins)"
+        fronted = "leg IN (SELECT outer_leg FROM leg_twins WHERE fronted)"
+        store.execute(f"DELETE FROM intervals WHERE {outer}")
+        store.execute(
+            """UPDATE reported SET leg = t.inner_leg FROM leg_twins t WHERE reported.leg = t.outer_leg"""
+        )
+        store.execute(f"DELETE FROM legs WHERE {fronted}")
+        store.execute(
+            f"""UPDATE legs SET observer = 'frontend', role = 'frontend', role_basis = 'span'
+                WHERE {outer}"""
+        )
+    store.execute("DROP TABLE leg_twins")

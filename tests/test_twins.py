@@ -1,0 +1,81 @@
+"""A request that vLLM's span and pdtrace's scheduler both tell is one request at one engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdtrace.api import Trace
+
+EPOCH, MS = 1_796_000_000 * 1_000_000_000, 1_000_000
+
+
+def pairs(values: dict[str, Any]) -> list[dict[str, Any]]:
+    kinds = {str: "stringValue", int: "intValue", float: "doubleValue"}
+    return [{"key": k, "value": {kinds[type(v)]: str(v) if isinstance(v, int) else v}} for k, v in values.items()]  # fmt: skip
+
+
+def line(scope: str, instance: str, name: str, ids: tuple[int, int, int], times: tuple[float, float], **given: Any) -> str:  # fmt: skip
+    trace, span, parent = ids
+    made = {
+        "traceId": f"{trace:032x}", "spanId": f"{span:016x}", "name": name, "kind": 2,
+        "startTimeUnixNano": str(EPOCH + int(times[0] * MS)), "endTimeUnixNano": str(EPOCH + int(times[1] * MS)),
+        "attributes": pairs({k.replace("__", "."): v for k, v in given.items()}),
+    }  # fmt: skip
+    if parent:
+        made["parentSpanId"] = f"{parent:016x}"
+    resource = {"attributes": pairs({"service.name": instance, "service.instance.id": instance})}
+    scopes = [{"scope": {"name": scope}, "spans": [made]}]
+    return json.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": scopes}]})
+
+
+def told(number: int, traced: bool, fronted: bool, output: int = 9) -> list[str]:
+    """The spans of one request: vLLM's, the scheduler's with its prefill, the API server's if it has one."""
+    t, at = number + 1, number * 1000.0
+    usage = {"gen_ai__usage__input_tokens": 100, "gen_ai__usage__output_tokens": output}
+    vllm = {
+        "gen_ai__request__id": f"chatcmpl-q{number}", "gen_ai__usage__prompt_tokens": 100, "gen_ai__usage__completion_tokens": 9,
+        "gen_ai__latency__time_in_queue": 0.010, "gen_ai__latency__time_to_first_token": 0.065, "gen_ai__latency__e2e": 0.198,
+        "gen_ai__latency__time_in_model_prefill": 0.050, "gen_ai__latency__time_in_model_decode": 0.130,
+    }  # fmt: skip
+    front = 10 * t if traced and fronted else 0
+    lines = [
+        line("vllm.tracing.otel", "api", "llm_request", (t, 10 * t + 1, front), (at + 2, at + 200), **vllm),
+        line("pdtrace", "engine", "pdtrace.request", (t if traced else t + 500, 10 * t + 2, front), (at + 5, at + 195),
+             pdtrace__request__id=f"q{number}", pdtrace__request__engine_id=f"chatcmpl-q{number}-0badcafe",
+             pdtrace__worker__role="aggregated", **usage),
+        line("pdtrace", "engine", "pdtrace.prefill", (t if traced else t + 500, 10 * t + 3, 10 * t + 2), (at + 15, at + 65),
+             pdtrace__phase__detail="prefill_exec"),
+    ]  # fmt: skip
+    if fronted:
+        lines.append(line("pdtrace", "front", "pdtrace.request", (t if traced else t + 900, 10 * t, 0), (at, at + 201),
+                          pdtrace__request__id=f"q{number}", pdtrace__worker__role="frontend"))  # fmt: skip
+    return lines
+
+
+@pytest.mark.parametrize("traced", [True, False])
+@pytest.mark.parametrize("fronted", [True, False])
+def test_one_request_one_engine(tmp_path: Path, traced: bool, fronted: bool) -> None:
+    lines = [one for number in range(3) for one in told(number, traced, fronted)]
+    (tmp_path / "all.otlp.jsonl").write_text("\n".join(lines) + "\n")
+    with Trace.read([tmp_path]) as trace:
+        assert trace.store.rows("SELECT count(DISTINCT request), count(*) FROM legs") == [(3, 6)]
+        observers = trace.store.rows("SELECT DISTINCT observer FROM legs ORDER BY observer")
+        assert observers == [("engine",), ("frontend",)]
+        prefill = trace.store.rows(
+            "SELECT DISTINCT detail, (end_ns - start_ns) / 1000000 FROM phases WHERE phase = 'prefill'"
+        )
+        assert prefill == [("prefill_exec", 50.0)]
+        ((window,),) = trace.store.rows("SELECT DISTINCT (end_ns - start_ns) / 1000000 FROM requests")  # fmt: skip
+        assert window == (201.0 if fronted else 198.0)
+        assert trace.store.rows("SELECT count(DISTINCT leg) FROM reported WHERE leg NOT IN (SELECT leg FROM legs)") == [(0,)]  # fmt: skip
+
+
+def test_what_is_not_the_same_work_stays_two_records(tmp_path: Path) -> None:
+    lines = [one for number in range(3) for one in told(number, traced=True, fronted=True, output=1)]  # fmt: skip
+    (tmp_path / "all.otlp.jsonl").write_text("\n".join(lines) + "\n")
+    with Trace.read([tmp_path]) as trace:
+        assert trace.store.rows("SELECT count(*) FROM legs WHERE observer = 'engine'") == [(6,)]

@@ -62,6 +62,13 @@ DURATION_LABEL = (
     "datum.value >= 1000 ? format(datum.value / 1000, ',~r') + ' s' : format(datum.value, ',~r') + ' ms'"
 )
 
+# Bytes, powers of ten as pdtrace.numbers writes them.
+BYTES_LABEL = (
+    "datum.value >= 1e9 ? format(datum.value / 1e9, ',~r') + ' GB' : "
+    "datum.value >= 1e6 ? format(datum.value / 1e6, ',~r') + ' MB' : "
+    "datum.value >= 1e3 ? format(datum.value / 1e3, ',~r') + ' kB' : format(datum.value, ',~r') + ' B'"
+)
+
 _INK = {"light": "#1f2328", "dark": "#e6e8eb", "page": "currentColor"}
 _BACKGROUND = {"light": "#ffffff", "dark": "#14171c", "page": "transparent"}
 _GRID_OPACITY = 0.13
@@ -184,6 +191,11 @@ def amount(
         return alt.Scale(zero=True, nice=True), None
     low, high = low * 0.8, high * 1.25
     return alt.Scale(type="log", domain=[low, high], nice=False), decades(low, high)
+
+
+def bytes_axis(*, rate: bool = False, **more: Any) -> alt.Axis:
+    """An axis of bytes, or of bytes per second, that says kB, MB and GB."""
+    return alt.Axis(labelExpr=f"({BYTES_LABEL})" + (" + '/s'" if rate else ""), **more)
 
 
 def instant(column: str, title: str) -> alt.Tooltip:

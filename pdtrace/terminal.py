@@ -302,6 +302,14 @@ def show_address(address: str) -> None:
     console(stderr=True).print(Text(note, style="dim"))
 
 
+def show_table(rows: Sequence[Mapping[str, str]]) -> None:
+    """Rows of texts under their names; the last ones may take several lines."""
+    if rows:
+        names = list(rows[0])
+        heads = [Column(name, wraps=n > 0) for n, name in enumerate(names)]
+        grid(console(), heads, [[row[name] for name in names] for row in rows])
+
+
 def show_collectors(rows: Sequence[Mapping[str, str]], style: str) -> None:
     """The formats that can be read."""
     if style == "json":

@@ -40,7 +40,8 @@ def filled(
             return None if number is None else number > 0
         if number is None:
             return None
-        return int(min(max(number, -(2**62)), 2**62)) if kind.is_integer() else float(number)
+        most = 2**30 if kind == pl.Int32 else 2**62
+        return int(min(max(number, -most), most)) if kind.is_integer() else float(number)
 
     return pl.DataFrame(
         {name: [value(kind)] * height for name, kind in schema.items()}, schema=schema

@@ -1,0 +1,80 @@
+-- worker_shares: which share of requests, tokens and seconds each worker got, beside the even share.
+--
+-- The measures of view load_spread: tokens are prompt tokens not found in a cache (prefill) or output
+-- tokens (decode), seconds what requests spent in prefill or decode there. A measure that is unknown
+-- for any request is left out. The thirty workers with most requests of a side.
+--
+-- grain:   one row per (deployment, side, measure, worker)
+-- needs:   load_spread, requests, workers, worker_labels, phase_by_request
+-- columns:
+--   deployment   VARCHAR     deployment
+--   side         VARCHAR     prefill or decode
+--   unsplit      BOOLEAN     the same workers do both
+--   measure      VARCHAR     requests, tokens or seconds
+--   worker       VARCHAR     the worker
+--   label        VARCHAR     its short name
+--   amount       DOUBLE      what it got
+--   share_ratio  DOUBLE   1  over the sum of all workers of the side
+--   even_ratio   DOUBLE   1  one over the workers of the side
+--   over_mean    DOUBLE      greatest of the side over mean: 1 is even
+--   over_mean_low   DOUBLE   95 % interval, lower end
+--   over_mean_high  DOUBLE   upper end
+--   workers      BIGINT      workers of the side
+--   level        VARCHAR     C (requests and tokens) or B (seconds)
+WITH served AS (
+  SELECT request, sum(duration_ms) FILTER (phase = 'prefill') / 1e3 AS prefill_s,
+    sum(duration_ms) FILTER (phase = 'decode') / 1e3 AS decode_s
+  FROM phase_by_request
+  WHERE phase IN ('prefill', 'decode')
+  GROUP BY request
+),
+side_request AS (
+  SELECT r.deployment, 'prefill' AS side, r.prefill_worker AS worker,
+    (r.prompt_tokens - coalesce(r.cached_tokens, 0))::DOUBLE AS tokens,
+    CASE WHEN r.decode_worker IS DISTINCT FROM r.prefill_worker AND r.decode_worker IS NOT NULL
+      THEN s.prefill_s ELSE s.prefill_s + coalesce(s.decode_s, 0) END AS seconds
+  FROM requests AS r
+  LEFT JOIN served AS s ON s.request = r.request
+  WHERE r.prefill_worker IS NOT NULL
+  UNION ALL
+  SELECT r.deployment, 'decode', r.decode_worker, r.output_tokens::DOUBLE, s.decode_s
+  FROM requests AS r
+  LEFT JOIN served AS s ON s.request = r.request
+  WHERE r.decode_worker IS NOT NULL AND r.decode_worker IS DISTINCT FROM r.prefill_worker
+),
+worker_sum AS (
+  SELECT deployment, side, worker, count(*)::DOUBLE AS requests, sum(tokens) AS tokens,
+    sum(seconds) AS seconds
+  FROM side_request
+  GROUP BY deployment, side, worker
+),
+side_worker AS (
+  SELECT DISTINCT p.deployment, p.side, w.worker
+  FROM load_spread AS p
+  JOIN workers AS w ON w.deployment IS NOT DISTINCT FROM p.deployment
+    AND (w.role = p.side OR (w.role = 'aggregated' AND p.side = 'prefill'))
+  UNION
+  SELECT deployment, side, worker FROM worker_sum
+),
+ranked AS (
+  SELECT k.deployment, k.side, k.worker, coalesce(s.requests, 0) AS requests,
+    coalesce(s.tokens, 0) AS tokens, coalesce(s.seconds, 0) AS seconds,
+    row_number() OVER (
+      PARTITION BY k.deployment, k.side ORDER BY s.requests DESC NULLS LAST, k.worker
+    ) AS place
+  FROM side_worker AS k
+  LEFT JOIN worker_sum AS s ON s.deployment IS NOT DISTINCT FROM k.deployment AND s.side = k.side
+    AND s.worker = k.worker
+)
+SELECT p.deployment, p.side, p.unsplit, p.measure, r.worker, coalesce(l.label, r.worker) AS label,
+  CASE p.measure WHEN 'requests' THEN r.requests WHEN 'tokens' THEN r.tokens ELSE r.seconds END
+    AS amount,
+  CASE p.measure WHEN 'requests' THEN r.requests WHEN 'tokens' THEN r.tokens ELSE r.seconds END
+    / p.total AS share_ratio,
+  1 / p.workers AS even_ratio, p.over_mean, p.over_mean_low, p.over_mean_high, p.workers,
+  CASE WHEN p.measure = 'seconds' THEN 'B' ELSE 'C' END AS level
+FROM load_spread AS p
+JOIN ranked AS r ON r.deployment IS NOT DISTINCT FROM p.deployment AND r.side = p.side
+LEFT JOIN worker_labels AS l ON l.worker = r.worker
+WHERE r.place <= 30
+ORDER BY p.deployment, p.side, p.measure, label

@@ -94,7 +94,9 @@ def clock_skew(row: Row) -> Words:
     if row["clocks_off"]:
         width = row["half_width_ms"]
         parts.append(
-            f"{plural(row['clocks_off'], 'clock')} off by up to {duration(row['value'])}"
+            f"{plural(row['clocks_off'], 'clock')} off by {'at least' if row['at_least'] else 'up to'} "
+            f"{duration(row['value'])}"
+            + (" (messages one way only bound it from one side)" if row["at_least"] else "")
             + (f" ± {duration(width)}" if width is not None else "")
             + (f", drifting by up to {row['drift_ppm']:.1f} ppm" if row["drift_ppm"] else "")
         )

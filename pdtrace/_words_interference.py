@@ -8,6 +8,8 @@ from pdtrace._words import Row, Words, sentence
 from pdtrace.numbers import duration, plural, seconds, share
 
 NOT_FASTER = "Taking the cause away makes streams steadier; that is not the same as faster."
+LEAST_STRETCHES = 12  # of counters; fewer say nothing
+CHANCE = 0.01  # a rank correlation of counters that chance gives more often says nothing
 SHOWN = 5  # workers without a flag that get a line of their own
 LEVELS = {
     "A": "engine steps", "B": "token times and prefill intervals", "C": "durations of requests",
@@ -31,6 +33,7 @@ def prefill_interference(row: Row) -> Words:
             f"{seconds(row['decode_s'])}{_counted(row['levels'])}.",
             _steps(row),
             _tokens(row),
+            _shift(row),
             _who(row),
             _others(row),
         ),
@@ -88,6 +91,24 @@ def _tokens(row: Row) -> str | None:
     return (
         f"Prompts explain {share(row['tail_explained_ratio'])} of what the longest hundredth of"
         f" the token gaps lasts beyond the ordinary{events}."
+    )
+
+
+def _shift(row: Row) -> str | None:
+    """The check of the clocks: by how much prefills would have to move to fit the stalls best."""
+    worst = row["best_shift_ms"]
+    if worst is None:
+        return None
+    if not worst:
+        return (
+            "Check of the clocks: prefills fit the stalls best where they are (to a step); moved by up"
+            " to a second either way they fit worse."
+        )
+    way = "later" if worst > 0 else "earlier"
+    return (
+        f"Check of the clocks: prefills would fit the stalls best {duration(abs(worst))} {way}"
+        f" ({row['shift_worker']}), so clocks of prefills and tokens disagree, or placed prefills lie that"
+        " far off; losses from token times are then too low."
     )
 
 
@@ -171,25 +192,45 @@ def _amount(row: Row) -> str:
     return f"{seconds(row['lost_s'])} (interval {seconds(low)} to {seconds(high)})"
 
 
-def unjudged(rows: Sequence[Row], *, counters: bool = False) -> str | None:
+def unjudged(rows: Sequence[Row], counters: Sequence[Row] = ()) -> str | None:
     """Why prompts that held up streams cannot be told, for workers where they might have.
 
-    `counters`: there are periodic counters, which never show it.
+    `counters`: rows of view interference_by_counters; periodic counters never show it, they may be consistent with it.
     """
     missing = "neither engine steps nor token times are there"
-    if counters:
-        missing += (
-            "; periodic counters in which output drops while prompts rise would be consistent with"
-            " it, and with other causes"
-        )
     able = [row for row in rows if row["role"] not in {"decode", "prefill"}]
     blind = [row for row in able if row["flagged"] is None]
     if able and not blind:
         return None
     claim = "whether prompts of some requests held up the streams of others"
     if not able:
-        return None if rows else f"{claim}: {missing}"
+        said = [_counted_words(row) for row in counters][:SHOWN]
+        return None if rows else "; ".join([f"{claim}: {missing}", *said])
     if len(blind) < len(able):
         claim += f" on {len(blind)} of {plural(len(able), 'worker')}"
     notes = [note for row in blind for note in row["notes"]]
-    return f"{claim}: {notes[0] if notes else missing}"
+    judged = {row["worker"] for row in able if row["flagged"] is not None}
+    said = [_counted_words(row) for row in counters if row["worker"] not in judged][:SHOWN]
+    return "; ".join([f"{claim}: {notes[0] if notes else missing}", *said])
+
+
+def _counted_words(row: Row) -> str:
+    """What periodic counters of one worker say (level D): consistent with, or nothing that points to it."""
+    who = (
+        f"the periodic counters of {row['name']} (level D, {row['stretches']:,} stretches of about"
+    )
+    who += f" {seconds(row['stretch_s'])})"
+    few, many = row["few_ms"], row["many_ms"]
+    if row["stretches"] < LEAST_STRETCHES or None in (row["correlation"], few, many):
+        return f"{who} are too few or too even to say anything"
+    what = "mean gap between tokens" if row["measure"] == "gap" else "time for a token"
+    told = (
+        f"{what} {duration(many)} in the third with most prompt tokens, {duration(few)} in that with fewest,"
+        f" rank correlation {row['correlation']:.2f}"
+    )
+    if row["correlation"] > 0 and row["correlation_p"] <= CHANCE and many > few:
+        return (
+            f"{who} are consistent with it ({told}), and with larger batches or anything else that comes with"
+            " more load"
+        )
+    return f"{who} do not point to it ({told}), though a mean over seconds can hide it"

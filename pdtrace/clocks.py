@@ -17,7 +17,7 @@ CLEAR_NS = 200_000  # a bound this far from zero is skew, nearer may be rounding
 LATE_NS = 2_000_000  # so long after its answer a server may stamp its end
 _SCHEMA = {
     "deployment": pl.String, "domain": pl.String, "reference": pl.String, "offset_ns": pl.Int64,
-    "half_width_ns": pl.Int64, "drift_ppm": pl.Float64, "pairs": pl.Int64,
+    "half_width_ns": pl.Int64, "lower_ns": pl.Int64, "upper_ns": pl.Int64, "drift_ppm": pl.Float64, "pairs": pl.Int64,
     "residual_p50_ns": pl.Int64, "residual_p95_ns": pl.Int64, "windows": pl.Int64,
     "infeasible_windows": pl.Int64, "method": pl.String,
 }  # fmt: skip
@@ -102,12 +102,15 @@ def domain_offset(
     base = int(np.quantile(offsets, LOW_QUANTILE, method="lower"))
     residual = offsets - base
     p50, p95 = (int(np.quantile(residual, q)) for q in (0.5, 0.95))
+    half = max(p50, -int(residual.min()))
     return {
         "deployment": deployment,
         "domain": domain,
         "reference": "wall",
         "offset_ns": -base,
-        "half_width_ns": max(p50, -int(residual.min())),
+        "half_width_ns": half,
+        "lower_ns": -base - half,
+        "upper_ns": -base + half,
         "pairs": int(offsets.size),
         "residual_p50_ns": p50,
         "residual_p95_ns": p95,
@@ -184,12 +187,17 @@ def hop_bounds(hops: pl.DataFrame) -> tuple[dict[str, object], Offsets | None]:
             method = (
                 "hop bounds cross (hops end before their server): upper bound only, nothing shifted"
             )
-        return {"offset_ns": high, "half_width_ns": None, "method": method, **counts}, None
+        one_way = {"offset_ns": None, "half_width_ns": None, "lower_ns": None, "upper_ns": high}
+        return {**one_way, "method": method, **counts}, None
     clear = bool(((found.low > margin) | (found.high < -margin))[good].any())
     method = SHIFTED if clear else "hop bounds; compatible with no offset, nothing shifted"
+    middle = int(np.median(found.offsets))
+    half = int(((found.high - found.low)[good] / 2).max()) + 1
     row = {
-        "offset_ns": int(np.median(found.offsets)),
-        "half_width_ns": int(((found.high - found.low)[good] / 2).max()) + 1,
+        "offset_ns": middle,
+        "half_width_ns": half,
+        "lower_ns": middle - half,
+        "upper_ns": middle + half,
         "drift_ppm": found.drift * 1e6 if found.drift else None,
         "method": method,
     }

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from pdtrace import _words_interference, registry
-from pdtrace.numbers import plural
+from pdtrace.numbers import duration, plural
 
 if TYPE_CHECKING:
     from pdtrace.diagnose import Deployment
     from pdtrace.store import Store
 
 ENOUGH = 0.9  # from here on an item counts as there
+LINKS_SHOWN = 3  # links with messages one way only that get a line of their own
 
 # Items of the view coverage_items in words.
 ITEM_WORDS = {
@@ -246,7 +247,12 @@ def not_supported(store: Store, deployments: Sequence[Deployment]) -> list[str]:
     """Claims that these data do not support, each with its reason."""
     with_requests = [d for d in deployments if d.requests["count"]]
     if not with_requests:
-        return ["anything about latency: there are no requests in these data"]
+        lines = ["anything about latency: there are no requests in these data"]
+        for deployment in deployments:  # counters alone: words, never a finding
+            where = f"{deployment.name}: " if len(deployments) > 1 else ""
+            if _counters(store, deployment) and (said := _interference(store, deployment)):
+                lines.append(where + said)
+        return lines
     several = len(deployments) > 1
     lines = []
     for deployment in with_requests:
@@ -277,7 +283,6 @@ def _limits(store: Store, deployment: Deployment) -> list[str]:
            WHERE deployment = ? AND culprit IS NOT NULL""",
         [deployment.id],
     )[0][0]
-    judged = store.query("interference_by_worker").filter(pl.col("deployment") == deployment.id)
     lines = []
     if set(details) <= {"unattributed"}:
         lines.append(
@@ -285,11 +290,7 @@ def _limits(store: Store, deployment: Deployment) -> list[str]:
             if deployment.latency
             else "anything about the latency of single requests: their times are not there"
         )
-    counters = store.rows(
-        "SELECT count(*) FROM samples JOIN workers USING (worker) WHERE deployment = ?",
-        [deployment.id],
-    )[0][0]
-    if why := _words_interference.unjudged(judged.to_dicts(), counters=counters > 0):
+    if why := _interference(store, deployment):
         lines.append(why)
     if steps and not members:
         lines.append("sums over engine steps: only samples of them are there")
@@ -309,11 +310,14 @@ def _limits(store: Store, deployment: Deployment) -> list[str]:
         lines.append(
             "whether the front end or the running step made requests wait before the engine's queue"
         )
-    if deployment.mode in {"disaggregated", "mixed"} and not _clocks_bounded(store, deployment.id):
-        lines.append(
-            "waits between the prefill and the decode worker to better than their clocks agree:"
-            " nothing in these data bounds the offset"
-        )
+    one_way = _one_way(store, deployment.id)
+    lines += one_way
+    if not one_way and deployment.mode in {"disaggregated", "mixed"}:
+        if not _clocks_bounded(store, deployment.id):
+            lines.append(
+                "waits between the prefill and the decode worker to better than their clocks agree:"
+                " nothing in these data bounds the offset"
+            )
     headline = next(
         (row for row in deployment.latency if row["metric"] == "ttft_ms" and row["headline"]), None
     )
@@ -333,12 +337,72 @@ def _limits(store: Store, deployment: Deployment) -> list[str]:
     return lines
 
 
+def _interference(store: Store, deployment: Deployment) -> str | None:
+    """Why it cannot be told whether prompts held up streams; None where every worker was judged."""
+    found = store.query("interference_by_worker").filter(pl.col("deployment") == deployment.id)
+    judged = found.to_dicts()
+    if _words_interference.unjudged(judged) is None:
+        return None
+    return _words_interference.unjudged(judged, _counters(store, deployment))
+
+
+def _counters(store: Store, deployment: Deployment) -> list[dict[str, Any]]:
+    """What periodic counters say of the deployment's workers, under the names that people read."""
+    names = {w["id"]: w["name"] for w in deployment.workers}
+    rows = store.query("interference_by_counters").filter(pl.col("deployment") == deployment.id)
+    return [
+        {**row, "name": names.get(row["worker"]) or _short(row["worker"])}
+        for row in rows.sort("worker").iter_rows(named=True)
+    ]
+
+
+def _short(worker: str) -> str:
+    """The id of a worker without a name; of one known by its file, the file without its folder."""
+    kind, _, value = worker.partition(":")
+    return value.rpartition("/")[2] if kind == "file" else worker
+
+
 def _clocks_bounded(store: Store, deployment: str) -> bool:
     """Whether hops between workers bound the offset of their clocks, or all ran on one host."""
     ((bounds, hosts, unknown),) = store.rows(
-        """SELECT (SELECT count(*) FROM clocks WHERE deployment = $1 AND NOT starts_with(domain, 'perf')),
+        """SELECT (SELECT count(offset_ns) FROM clocks WHERE deployment = $1 AND NOT starts_with(domain, 'perf')),
                   count(DISTINCT host), count(*) FILTER (host IS NULL)
            FROM workers WHERE deployment = $1 AND role IN ('prefill', 'decode')""",
         [deployment],
     )
     return bool(bounds) or (hosts == 1 and not unknown)
+
+
+def _one_way(store: Store, deployment: str) -> list[str]:
+    """Links whose messages were seen one way only: the interval in which the offset of the clocks lies."""
+    rows = store.rows(
+        """SELECT coalesce(d.name, c.domain), coalesce(r.name, c.reference), c.lower_ns, c.upper_ns FROM clocks c
+           LEFT JOIN workers d ON d.worker = c.domain LEFT JOIN workers r ON r.worker = c.reference
+           WHERE c.deployment = ? AND c.offset_ns IS NULL AND coalesce(c.lower_ns, c.upper_ns) IS NOT NULL
+           ORDER BY c.upper_ns, c.domain, c.reference""",
+        [deployment],
+    )
+    if not rows:
+        return []
+    links = [
+        f"the clock of {domain} is {_interval(lower, upper)} that of {reference}"
+        for domain, reference, lower, upper in rows[:LINKS_SHOWN]
+    ]
+    if len(rows) > LINKS_SHOWN:
+        links.append(f"{plural(len(rows) - LINKS_SHOWN, 'more link')} likewise (table clocks)")
+    return [
+        "waits between workers to better than their clocks agree: messages went one way only, so that "
+        + "; ".join(links)
+    ]
+
+
+def _interval(lower_ns: int | None, upper_ns: int | None) -> str:
+    """Where an offset lies, in words that end before the other clock; a side without a bound is open."""
+    sides = []
+    if upper_ns is not None:
+        far = duration(abs(upper_ns) / 1e6)
+        sides.append(f"at most {far} ahead of" if upper_ns >= 0 else f"at least {far} behind")
+    if lower_ns is not None:
+        far = duration(abs(lower_ns) / 1e6)
+        sides.append(f"at least {far} ahead of" if lower_ns >= 0 else f"at most {far} behind")
+    return " and ".join(sides)

@@ -456,8 +456,10 @@ CREATE TABLE clocks (
   deployment VARCHAR,        -- deployment
   domain VARCHAR,            -- clock domain or worker whose clock it is
   reference VARCHAR,         -- domain it is measured against
-  offset_ns BIGINT,          -- domain = reference + offset
+  offset_ns BIGINT,          -- domain = reference + offset; NULL where messages one way leave one side open
   half_width_ns BIGINT,      -- the offset is known to plus or minus this; NULL unknown
+  lower_ns BIGINT,           -- the offset is at least this; NULL no bound
+  upper_ns BIGINT,           -- the offset is at most this; NULL no bound
   drift_ppm DOUBLE,          -- drift; NULL unknown
   pairs BIGINT,              -- message pairs or matched requests behind it
   residual_p50_ns BIGINT,    -- median residual of the matches

@@ -155,6 +155,8 @@ def test_one_way_messages_give_an_upper_bound_only() -> None:
     row, moving = clocks.hop_bounds(frame)
     assert (row["half_width_ns"], moving) == (None, None)
     assert "upper bound" in str(row["method"])
+    least = (frame["received"] - frame["sent"]).min()
+    assert (row["offset_ns"], row["lower_ns"], row["upper_ns"]) == (None, None, least)
 
 
 def test_domain_offset_is_the_least_delayed_request() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pdtrace import coverage, wording
 from pdtrace.store import Store
 
 MS = 1_000_000
@@ -639,6 +640,27 @@ def test_a_clock_that_is_off_is_told_from_an_uncertain_one(con: Store) -> None:
     row = one(con, "clock_skew")
     assert (row["value"], row["interval_low"], row["interval_high"]) == (20, 18, 22)
     assert (row["workers"], row["clocks_off"], row["severity"]) == (["host:b"], 1, "warning")
+
+
+def test_messages_one_way_bound_a_clock_from_one_side_only(con: Store) -> None:
+    link = {"deployment": "d", "reference": "host:a", "offset_ns": None, "half_width_ns": None}
+    # 20 ms ahead at most: no sign that it is ahead at all
+    con.append("clocks", [link | {"domain": "host:b", "lower_ns": None, "upper_ns": 20 * MS}])
+    none(con, "clock_skew")
+    con.append("clocks", [link | {"domain": "host:c", "lower_ns": None, "upper_ns": -7 * MS}])
+    row = one(con, "clock_skew")
+    assert (row["value"], row["interval_low"], row["interval_high"]) == (7, 7, None)
+    assert (row["workers"], row["clocks_off"], row["at_least"]) == (["host:c"], 1, True)
+    assert row["severity"] == "warning"
+    assert "1 clock off by at least 7" in wording.finding("clock_skew", row).detail
+
+
+def test_where_an_offset_lies_is_said_as_an_interval() -> None:
+    said = coverage._interval
+    assert said(None, 12 * MS) == "at most 12.0 ms ahead of"
+    assert said(None, -5 * MS) == "at least 5.00 ms behind"
+    assert said(3 * MS, 12 * MS) == "at most 12.0 ms ahead of and at least 3.00 ms ahead of"
+    assert said(-3 * MS, None) == "at most 3.00 ms behind"
 
 
 def test_effects_before_causes_and_negative_remainders_are_shown(con: Store) -> None:

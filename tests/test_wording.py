@@ -164,9 +164,28 @@ def test_prefill_interference_says_where_it_was_judged_and_where_it_cannot_be() 
     assert unjudged.endswith("on 1 of 2 workers: weak baseline")
     assert _words_interference.unjudged([quiet, away]) is None
     assert _words_interference.unjudged([away]) is None
-    nothing = _words_interference.unjudged([], counters=True)
-    assert nothing is not None
-    assert "consistent with" in nothing
+    assert _words_interference.unjudged([]) == (
+        "whether prompts of some requests held up the streams of others: "
+        "neither engine steps nor token times are there"
+    )
+
+
+def test_periodic_counters_are_consistent_with_interference_and_never_more() -> None:
+    row = {"worker": "w", "name": "w", "stretches": 40, "stretch_s": 5.0, "measure": "gap",
+           "few_ms": 8.0, "many_ms": 15.0, "correlation": 0.7, "correlation_p": 1e-5}  # fmt: skip
+
+    def said(**more: object) -> str:
+        return _words_interference.unjudged([], [row | more]) or ""
+
+    assert "are consistent with it (mean gap between tokens 15.0 ms in the third" in said()
+    assert "and with larger batches" in said()
+    assert "do not point to it" in said(correlation_p=0.2)
+    assert "do not point to it" in said(correlation=-0.7)
+    assert "too few or too even" in said(stretches=5)
+    assert "too few or too even" in said(correlation=None)
+    judged = {"worker": "w", "role": None, "flagged": True, "notes": []}
+    blind = {"worker": "v", "role": None, "flagged": None, "notes": ["no steps"]}
+    assert "periodic" not in (_words_interference.unjudged([judged, blind], [row]) or "")
 
 
 @pytest.mark.parametrize(("bounded", "said"), [(["kv_wait"], True), ([], False), (None, False)])

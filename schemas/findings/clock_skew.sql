@@ -1,9 +1,10 @@
 -- clock_skew: whether the clocks behind this deployment's records agree well enough for its
 -- numbers.
 --
--- Five signs: bounds on an offset cross in some minutes (a clock stepped, or messages were paired
+-- Six signs: bounds on an offset cross in some minutes (a clock stepped, or messages were paired
 -- wrongly); a worker's clock is off by more than its own uncertainty and min_offset_ms; an offset
--- is known only to a wide interval; the partition met negative remainders or had to cut what stuck
+-- is known only to a wide interval; messages one way alone put a clock surely off (they bound the
+-- offset from one side, so the least that it can be counts); the partition met negative remainders or had to cut what stuck
 -- out of a window; legs begin before the leg that caused them. Work that goes on after the last
 -- token that the outermost observer saw is no sign, as long as most requests have none: servers
 -- count tokens without text and what follows an abort. Nothing is clamped: the times stay as reported. Domains that are no wall clock (perf counters aligned by matching) are not skew.
@@ -23,10 +24,10 @@
 --   severity           VARCHAR    warning or info
 --   cost_s             DOUBLE     s  NULL: not in seconds
 --   level              VARCHAR    B
---   value              DOUBLE     largest clock offset, or where none is known the largest lead of an effect over its cause, or the largest cut
+--   value              DOUBLE     largest clock offset (of clocks bounded from one side the least that it can be), or where none is known the largest lead of an effect over its cause, or the largest cut
 --   unit               VARCHAR    ms
 --   interval_low       DOUBLE     value minus the half width of that offset; NULL unknown
---   interval_high      DOUBLE     value plus it; NULL unknown
+--   interval_high      DOUBLE     value plus it; NULL unknown, or without end
 --   share              DOUBLE     requests with negative remainders, cuts or effects before causes, over requests seen
 --   requests           BIGINT     such requests
 --   workers            VARCHAR[]  clock domains or workers that are off, the farthest first
@@ -41,26 +42,35 @@
 --   worst_clip_ms      DOUBLE     ms  most that was cut from one request; NULL none
 --   drift_ppm          DOUBLE     largest drift; NULL unknown
 --   infeasible_windows  BIGINT    stretches of a minute or more in which bounds cross, among clocks that were bounded otherwise
---   half_width_ms      DOUBLE     ms  uncertainty of the largest offset; NULL unknown
+--   half_width_ms      DOUBLE     ms  uncertainty of the largest offset; NULL unknown, or bounded from one side only
+--   at_least           BOOLEAN    value is a lower bound: messages went one way only
 WITH offset_domain AS (
-  SELECT deployment, domain, abs(offset_ns) / 1e6 AS offset_ms,
-    coalesce(half_width_ns, 0) / 1e6 AS half_ms, half_width_ns IS NOT NULL AS width_known,
+  SELECT deployment, domain, half_width_ns / 1e6 AS half_ms, offset_ns IS NULL AS at_least,
+    -- bounded from one side: the least that it can be, 0 where it can be none
+    coalesce(abs(offset_ns), greatest(lower_ns, -upper_ns, 0)) / 1e6 AS offset_ms,
+    coalesce(greatest(lower_ns, -upper_ns), abs(offset_ns) - half_width_ns, abs(offset_ns)) / 1e6
+      AS sure_ms,
     drift_ppm, CASE WHEN half_width_ns IS NOT NULL THEN infeasible_windows END AS infeasible,
-    abs(offset_ns) - coalesce(half_width_ns, 0) > min_offset_ms * 1e6 AS off,
     coalesce(half_width_ns > max_half_width_ms * 1e6, false) AS wide
   FROM clocks
-  WHERE offset_ns IS NOT NULL AND NOT starts_with(domain, 'perf')
+  WHERE coalesce(offset_ns, lower_ns, upper_ns) IS NOT NULL AND NOT starts_with(domain, 'perf')
     AND domain IS DISTINCT FROM reference
+),
+off_domain AS (
+  SELECT *, sure_ms > min_offset_ms AS off
+  FROM offset_domain
 ),
 deployment_clock AS (
   SELECT deployment, count(*) FILTER (off) AS clocks_off, count(*) FILTER (wide) AS clocks_wide,
     max(offset_ms) FILTER (off OR wide) AS offset_ms,
-    arg_max(CASE WHEN width_known THEN half_ms END, offset_ms) FILTER (off OR wide) AS half_ms,
-    max(offset_ms - half_ms) FILTER (off) AS sure_ms,
+    -- arg_max alone passes over NULL
+    arg_max({'half_ms': half_ms}, offset_ms) FILTER (off OR wide).half_ms AS half_ms,
+    arg_max(at_least, offset_ms) FILTER (off OR wide) AS at_least,
+    max(sure_ms) FILTER (off) AS sure_ms,
     max(abs(drift_ppm)) AS drift_ppm,
     coalesce(sum(infeasible), 0)::BIGINT AS infeasible_windows,
     list(domain ORDER BY offset_ms DESC, domain) FILTER (off OR wide) AS domains
-  FROM offset_domain
+  FROM off_domain
   GROUP BY deployment
 ),
 early_leg AS (
@@ -130,7 +140,8 @@ SELECT j.deployment,
     THEN 'warning' ELSE 'info' END AS severity,
   NULL::DOUBLE AS cost_s, 'B' AS level,
   coalesce(offset_ms, worst_early_ms, worst_clip_ms) AS value, 'ms' AS unit,
-  offset_ms - half_ms AS interval_low, offset_ms + half_ms AS interval_high,
+  CASE WHEN at_least THEN offset_ms ELSE offset_ms - half_ms END AS interval_low,
+  offset_ms + half_ms AS interval_high,
   signs / nullif(seen, 0) AS share, coalesce(signs, 0) AS requests,
   coalesce(domains, []) AS workers, coalesce(culprits, []) AS culprits,
   coalesce(s.paths, []) AS sources,
@@ -138,7 +149,8 @@ SELECT j.deployment,
   coalesce(negative_requests, 0) AS negative_requests,
   coalesce(clipped_requests, 0) AS clipped_requests,
   coalesce(early_requests, 0) AS early_requests, worst_early_ms, worst_clip_ms, drift_ppm,
-  coalesce(infeasible_windows, 0) AS infeasible_windows, half_ms AS half_width_ms
+  coalesce(infeasible_windows, 0) AS infeasible_windows, half_ms AS half_width_ms,
+  coalesce(at_least, false) AS at_least
 FROM joined AS j
 LEFT JOIN deployment_sources AS s ON s.deployment = j.deployment AND s.evidence = 'requests'
 WHERE coalesce(clocks_off, 0) + coalesce(clocks_wide, 0) + coalesce(infeasible_windows, 0) > 0

@@ -44,6 +44,8 @@
 --   event_ms            DOUBLE     ms  smallest loss that is called (of the worker that lost most)
 --   tail_explained_ratio  DOUBLE   share of the excess of the longest hundredth of gaps that prefills explain (of the worker that lost most)
 --   gaps_lost_s         DOUBLE     s  cross-check of level A: what token times say of the same workers; NULL where they cannot tell
+--   best_shift_ms       DOUBLE     ms  check of the clocks: by how much prefills would have to move to fit the stalls best, the farthest of the flagged workers; 0 not; NULL unknown
+--   shift_worker        VARCHAR    the worker of best_shift_ms; NULL where it is 0 or unknown
 --   workers_judged      BIGINT     workers that a level can judge, flagged or not
 --   workers_unknown     BIGINT     workers that none can judge
 --   notes               VARCHAR[]  what limits the numbers
@@ -152,6 +154,8 @@ total AS (
     sum(events)::BIGINT AS events, arg_max(event_ms, lost_s) AS event_ms,
     arg_max(tail_explained_ratio, lost_s) AS tail_explained_ratio,
     sum(gaps_lost_s) FILTER (level = 'A') AS gaps_lost_s,
+    arg_max(best_shift_ms, abs(best_shift_ms)) AS best_shift_ms,
+    arg_max(worker, abs(best_shift_ms)) FILTER (best_shift_ms != 0) AS shift_worker,
     list_sort(list_distinct(flatten(list(notes)))) AS notes
   FROM flagged_worker
   GROUP BY deployment
@@ -168,8 +172,8 @@ SELECT t.deployment,
   coalesce(n.victims, []) AS victims,
   levels, g.named_by, decode_s, share_low,
   affected_steps, mixed_steps, prefill_only_steps, decode_only_p50_ms, mixed_p50_ms, plain_lost_s,
-  capped_s, longest_step_ms, events, event_ms, tail_explained_ratio, gaps_lost_s, workers_judged,
-  workers_unknown, coalesce(notes, []) AS notes
+  capped_s, longest_step_ms, events, event_ms, tail_explained_ratio, gaps_lost_s, best_shift_ms,
+  shift_worker, workers_judged, workers_unknown, coalesce(notes, []) AS notes
 FROM total AS t
 JOIN judged AS j ON j.deployment IS NOT DISTINCT FROM t.deployment
 LEFT JOIN decoded AS d ON d.deployment IS NOT DISTINCT FROM t.deployment

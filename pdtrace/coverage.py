@@ -312,12 +312,12 @@ def _limits(store: Store, deployment: Deployment) -> list[str]:
         )
     one_way = _one_way(store, deployment.id)
     lines += one_way
-    if not one_way and deployment.mode in {"disaggregated", "mixed"}:
-        if not _clocks_bounded(store, deployment.id):
-            lines.append(
-                "waits between the prefill and the decode worker to better than their clocks agree:"
-                " nothing in these data bounds the offset"
-            )
+    split = deployment.mode in {"disaggregated", "mixed"}
+    if split and not one_way and not _clocks_bounded(store, deployment.id):
+        lines.append(
+            "waits between the prefill and the decode worker to better than their clocks agree:"
+            " nothing in these data bounds the offset"
+        )
     headline = next(
         (row for row in deployment.latency if row["metric"] == "ttft_ms" and row["headline"]), None
     )

@@ -28,6 +28,12 @@ class Aside:
         self._kept: dict[str, int] = {}
         self._changed: set[str] = set()
 
+    def copy(self) -> Aside:
+        """The same batches, for a connection to which they are shown."""
+        other = Aside()
+        other._parts = {table: list(parts) for table, parts in self._parts.items()}
+        return other
+
     def names(self) -> frozenset[str]:
         """Tables that have rows here."""
         return frozenset(self._parts)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,6 +13,7 @@ from pdtrace import (
     clocks,
     identity,
     interpret,
+    library,
     methods,
     phases,
     spans,
@@ -83,9 +86,23 @@ def derive(store: Store, options: Options | None = None) -> None:
 def cut_to_window(store: Store, options: Options) -> None:
     """Leave what --since and --until let through, and make what is computed from that."""
     _cut(store, options)
-    _attempt(store, "cutting requests into phases", phases.partition)
     store.install()
-    for method in methods.METHODS.values():
+    behind = [m for m in methods.METHODS.values() if phases.MAKES & _read_by(m)]
+    beside = [m for m in methods.METHODS.values() if m not in behind]
+    with ThreadPoolExecutor(1, "pdtrace-methods") as pool, closing(store.beside()) as twin:
+        done = pool.submit(_run, twin, beside)
+        _attempt(store, "cutting requests into phases", phases.partition)
+        done.result()
+    _run(store, behind)
+
+
+def _read_by(method: methods.Method) -> frozenset[str]:
+    """Every table and view that a method reads, also through others."""
+    return frozenset(method.needs).union(*map(library.below, method.needs))
+
+
+def _run(store: Store, chosen: Iterable[methods.Method]) -> None:
+    for method in chosen:
         _attempt(store, method.name, partial(methods.run, methods=[method]))
 
 

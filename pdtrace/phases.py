@@ -23,12 +23,13 @@ from pdtrace.model import PHASE_DETAILS
 if TYPE_CHECKING:
     from pdtrace.store import Store
 
+MAKES = frozenset({"phases", "phase_sums", "partition_checks"})
 _AXIS_LIMIT = 2.0**61  # windows laid end to end must stay inside 64-bit nanoseconds
 
 
 def partition(store: Store, *, batch_requests: int = BATCH_REQUESTS) -> None:
-    """Fill the tables phases, phase_sums and partition_checks from requests, legs and intervals."""
-    for table in ("phases", "phase_sums", "partition_checks"):
+    """Fill the tables of MAKES from requests, legs and intervals."""
+    for table in MAKES:
         store.clear(table)
     with batches(store, batch_requests) as parts:
         for found in _cuts(parts):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import duckdb
@@ -83,6 +85,7 @@ class Store:
         self._answers: dict[_ahead.Key, pl.DataFrame] = {}
         self._waiting: set[str] = set()  # queries that are created when somebody names them
         self._aside = Aside()
+        self._making = RLock()  # views are made by one thread at a time
         if not read_only:
             self.connection.execute("SET preserve_insertion_order = false")
             if self.path is None:
@@ -238,6 +241,12 @@ class Store:
         """Create these views and findings and what they read, unless they are there."""
         wanted = set(names).union(*map(library.below, names))
         self._aside.show(self.connection, wanted)
+        if not wanted & self._waiting:
+            return
+        with self._making:
+            self._make_waiting(wanted)
+
+    def _make_waiting(self, wanted: set[str]) -> None:
         for name, query in library.queries().items():
             if name not in wanted & self._waiting:
                 continue
@@ -253,6 +262,14 @@ class Store:
     def settle_aside(self) -> None:
         """Put every row that was kept aside into its table, so that each connection sees it without help."""
         self._settle_aside(library.tables())
+
+    def beside(self) -> Store:
+        """The same tables for another thread, as they are now; what is appended large is not seen by the other."""
+        twin = copy(self)
+        twin.connection = self.cursor()
+        twin._aside = self._aside.copy()
+        twin._checked, twin._answers = set(), {}
+        return twin
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         """Another connection to the same tables, for another thread or an unfinished result."""

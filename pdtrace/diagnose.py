@@ -29,6 +29,7 @@ _READ_BY_MANY = (
     "prefix_reuse",
     "load_spread",
     "decision_outcomes",
+    "gap_lengths",
     "gap_summary",
     "token_dependence",
     "interference_by_worker",

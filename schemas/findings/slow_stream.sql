@@ -12,7 +12,7 @@
 -- broken or at least 10 % of stream time is lost; info otherwise.
 --
 -- grain:   one row per deployment
--- needs:   request_marks, token_dependence, counted_requests, gap_summary, streams, legs, deployment_sources
+-- needs:   request_marks, token_dependence, gap_summary, gap_lengths, deployment_sources
 -- params:
 --   slo_tpot_ms      NULL  limit for the mean time per output token; NULL: relative to the run
 --   slo_itl_ms       NULL  a gap above it is a stall; NULL: relative to the median gap
@@ -76,23 +76,10 @@ outermost AS (
     ORDER BY array_position(['client', 'gateway', 'router', 'frontend', 'engine'], observer)
   ) = 1
 ),
-stream_seen AS (
-  -- where two records tell of one stream, the fuller one is taken
-  SELECT l.deployment, t.gaps_us
-  FROM streams AS t
-  JOIN legs AS l ON l.leg = t.leg
-  JOIN counted_requests AS c ON c.request = l.request
-  JOIN outermost AS o ON o.deployment = l.deployment
-    AND o.gap_observer = coalesce(t.observer, l.observer)
-  WHERE len(t.gaps_us) > 0
-  QUALIFY row_number() OVER (
-    PARTITION BY l.request, coalesce(t.stream, 0), l.attempt ORDER BY len(t.gaps_us) DESC, t.leg
-  ) = 1
-),
 gap_length AS (
-  SELECT deployment, gap_us / 1e3 AS gap_ms, count(*) AS n
-  FROM (SELECT deployment, unnest(gaps_us) AS gap_us FROM stream_seen)
-  GROUP BY ALL
+  SELECT g.deployment, g.gap_us / 1e3 AS gap_ms, g.count AS n
+  FROM gap_lengths AS g
+  JOIN outermost AS o ON o.deployment = g.deployment AND o.gap_observer = g.observer
 ),
 gap_limit AS (
   -- chunks that arrive together make the median meaningless

@@ -1,7 +1,7 @@
 -- gap_summary: inter-token latency as each observer saw it, over the gaps of counted requests.
 --
 -- grain:   one row per (deployment, observer, emission)
--- needs:   streams, legs, counted_requests
+-- needs:   gap_lengths
 -- columns:
 --   deployment  VARCHAR         deployment
 --   observer    VARCHAR         who saw the streams
@@ -15,34 +15,9 @@
 --   p95_ms      DOUBLE   ms     95th percentile
 --   p99_ms      DOUBLE   ms     99th percentile
 --   max_ms      DOUBLE   ms     longest gap
-WITH counted_streams AS (
-  -- Where two records tell of one stream (a span and a log), the fuller one is taken.
-  SELECT
-    c.deployment, l.request, coalesce(s.observer, l.observer) AS observer, s.emission, s.gaps_us
-  FROM streams s
-  JOIN legs l ON l.leg = s.leg
-  JOIN counted_requests c ON c.request = l.request
-  WHERE len(s.gaps_us) > 0
-  QUALIFY row_number() OVER (
-    PARTITION BY l.request, coalesce(s.observer, l.observer), coalesce(s.stream, 0), l.attempt
-    ORDER BY len(s.gaps_us) DESC, s.leg
-  ) = 1
-),
-requests_with_gaps AS (
-  SELECT deployment, observer, emission, count(DISTINCT request) AS requests
-  FROM counted_streams
-  GROUP BY ALL
-),
-gaps AS (
-  SELECT deployment, observer, emission, unnest(gaps_us) AS gap_us
-  FROM counted_streams
-),
--- Gaps are whole microseconds: counted by length they stay small however many tokens there are.
-lengths AS (
-  SELECT deployment, observer, emission, gap_us, count(*) AS gaps
-  FROM gaps
-  WHERE gap_us IS NOT NULL
-  GROUP BY ALL
+WITH lengths AS (
+  SELECT deployment, observer, emission, requests, gap_us, count AS gaps
+  FROM gap_lengths
 ),
 ordered AS (
   SELECT *, sum(gaps) OVER (
@@ -52,8 +27,8 @@ ordered AS (
 ),
 sums AS (
   SELECT
-    deployment, observer, emission, sum(gaps) AS total, sum(gaps * gap_us) AS total_us,
-    max(gap_us) AS max_us
+    deployment, observer, emission, any_value(requests) AS requests, sum(gaps) AS total,
+    sum(gaps * gap_us) AS total_us, max(gap_us) AS max_us
   FROM lengths
   GROUP BY ALL
 ),
@@ -89,7 +64,7 @@ SELECT
   s.deployment,
   s.observer,
   s.emission,
-  r.requests,
+  s.requests,
   CAST(s.total AS BIGINT) AS count,
   CAST(s.total_us AS DOUBLE) / 1e3 AS total_ms,
   CAST(s.total_us AS DOUBLE) / 1e3 / CAST(s.total AS DOUBLE) AS mean_ms,
@@ -103,7 +78,3 @@ JOIN wide w
   ON w.deployment IS NOT DISTINCT FROM s.deployment
  AND w.observer IS NOT DISTINCT FROM s.observer
  AND w.emission IS NOT DISTINCT FROM s.emission
-JOIN requests_with_gaps r
-  ON r.deployment IS NOT DISTINCT FROM s.deployment
- AND r.observer IS NOT DISTINCT FROM s.observer
- AND r.emission IS NOT DISTINCT FROM s.emission

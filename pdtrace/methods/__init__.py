@@ -7,6 +7,7 @@ whoever runs a query first runs the methods in the query's `needs` (`making` fin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -76,16 +77,22 @@ def _interference_gaps(tables: Tables) -> dict[str, pl.DataFrame]:
 
 
 def _interference_requests(tables: Tables) -> dict[str, pl.DataFrame]:
-    """Worker after worker, so that never more than one worker's requests are in memory."""
-    results = [pl.DataFrame(schema=interference_requests.RESULT_SCHEMA)]
-    for worker in tables.sql(interference_requests.WORKERS).iter_rows(named=True):
-        requests = tables.sql(
-            interference_requests.REQUESTS,
-            worker=worker["worker"],
-            deployment=worker["deployment"],
+    """All workers' requests are read at once; two workers are judged at a time."""
+    workers = tables.sql(interference_requests.WORKERS).to_dicts()
+    requests = tables.sql(interference_requests.REQUESTS)
+    mine = requests.partition_by("deployment", "worker", as_dict=True, include_key=False)
+
+    def judge(worker: dict[str, Any]) -> pl.DataFrame:
+        rows = mine.get((worker["deployment"], worker["worker"]), requests.clear())
+        return interference_requests.interference(rows.sort("start_ns", "place"), **worker)
+
+    with ThreadPoolExecutor(2, "pdtrace-requests") as pool:
+        results = list(pool.map(judge, workers))
+    return {
+        "interference_requests": pl.concat(
+            [pl.DataFrame(schema=interference_requests.RESULT_SCHEMA), *results]
         )
-        results.append(interference_requests.interference(requests, **worker))
-    return {"interference_requests": pl.concat(results)}
+    }
 
 
 def _kv_sizes(tables: Tables) -> dict[str, pl.DataFrame]:

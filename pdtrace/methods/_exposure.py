@@ -7,12 +7,16 @@ over requests, no pair of requests is ever formed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pdtrace.methods.statistics import Floats
 
+Ints: TypeAlias = NDArray[np.int64]
+
+MOST_PIECES = 4  # a decode window has at either end, in the mean
 SHORTEST_PREFILL_S = 1e-3  # a prefill window is never taken shorter: its place is not known better
 
 
@@ -28,9 +32,10 @@ class Exposure:
     ends: Floats
     at: Floats
     until: Floats
-    by_start: NDArray[np.int64]
-    by_end: NDArray[np.int64]
-    places: tuple[NDArray[np.int64], ...]
+    by_start: Ints
+    by_end: Ints
+    places: tuple[Ints, ...]
+    pieces: Pieces | None  # where few windows overlap: a part of the work to do for each weight
 
     @classmethod
     def of(cls, starts: Floats, ends: Floats, at: Floats, until: Floats) -> Exposure:
@@ -44,13 +49,16 @@ class Exposure:
             np.searchsorted(last, at, "right"),
             np.searchsorted(last, until, "right"),
         )
-        return cls(starts, ends, at, until, by_start, by_end, places)
+        pieces = _pieces(starts[by_end], last, at, until, places[2:])
+        return cls(starts, ends, at, until, by_start, by_end, places, pieces)
 
     def tokens(self, weights: Floats) -> Floats:
         """Weight computed inside each decode window; `weights` is one row or a table of rows.
 
         A request's own prompt ends where its decode window begins: it never counts.
         """
+        if self.pieces is not None:
+            return self._by_pieces(weights[..., self.by_end], self.pieces)
         rate = weights / (self.ends - self.starts)
         begun = _running(rate[..., self.by_start])
         begun_at = _running((rate * self.starts)[..., self.by_start])
@@ -63,6 +71,49 @@ class Exposure:
         shift -= done_at[..., end_until] - done_at[..., end_at]
         found: Floats = until - at - shift
         return found
+
+    def _by_pieces(self, ordered: Floats, pieces: Pieces) -> Floats:
+        """Whole prompts by running sums, those begun and not ended at either instant by their part."""
+        done = _running(ordered)
+        found: Floats = done[..., self.places[3]]
+        found -= done[..., self.places[2]]
+        if len(pieces.prompt):
+            part = ordered[..., pieces.prompt] * pieces.part
+            found[..., pieces.window] += np.add.reduceat(part, pieces.begin, axis=-1)
+        return found
+
+
+class Pieces(NamedTuple):
+    """Prompts of which a part is done at the beginning or end of a decode window, by that window."""
+
+    window: Ints  # windows that have any
+    begin: Ints  # of each of these, its first piece
+    prompt: Ints  # of each piece, in the order of ends
+    part: Floats  # done at the end of the window, less what was done at its beginning
+
+
+def _pieces(
+    starts: Floats, ends: Floats, at: Floats, until: Floats, whole: tuple[Ints, Ints]
+) -> Pieces | None:
+    """The pieces, None where they are many; `starts` and `ends` are in the order of ends."""
+    # From here on no prompt begins before.
+    begun = np.minimum.accumulate(starts[::-1])[::-1]
+    windows, prompts, parts = [], [], []
+    for instants, first, sign in ((at, whole[0], -1.0), (until, whole[1], 1.0)):
+        count = np.maximum(np.searchsorted(begun, instants, "left") - first, 0)
+        if count.sum() > MOST_PIECES * (len(instants) + 1):
+            return None
+        window = np.repeat(np.arange(len(instants)), count)
+        prompt = np.arange(len(window)) + np.repeat(first - (np.cumsum(count) - count), count)
+        part = (instants[window] - starts[prompt]) / (ends[prompt] - starts[prompt])
+        windows.append(window)
+        prompts.append(prompt)
+        parts.append(sign * np.maximum(part, 0.0))
+    window, prompt, part = (np.concatenate(some) for some in (windows, prompts, parts))
+    some = np.flatnonzero(part)
+    some = some[np.argsort(window[some], kind="stable")]
+    begin = np.flatnonzero(np.diff(window[some], prepend=-1))
+    return Pieces(window[some][begin], begin, prompt[some], part[some])
 
 
 def prefill_windows(arrivals: Floats, firsts: Floats) -> Floats:
@@ -104,5 +155,7 @@ def mean_level(at: Floats, until: Floats, level: Floats, growth: Floats) -> Floa
 
 def _running(values: Floats) -> Floats:
     """Running sums along the last axis with a 0 in front."""
-    zero = np.zeros((*values.shape[:-1], 1))
-    return np.concatenate([zero, np.cumsum(values, axis=-1)], axis=-1)
+    sums: Floats = np.empty((*values.shape[:-1], values.shape[-1] + 1))
+    sums[..., 0] = 0.0
+    np.cumsum(values, axis=-1, out=sums[..., 1:])
+    return sums

@@ -46,14 +46,14 @@ def test(
     residual, basis = _residual(base, duration, weights)
 
     def columns(rows: Floats) -> list[Floats]:
-        return [exposure.tokens(rows), exposure.tokens(rows**2)]
+        return [exposure.tokens(rows), exposure.tokens(rows * rows)]
 
-    def beyond(met: list[Floats]) -> list[Floats]:
-        return [_beyond(basis, x * weights) for x in met]
-
-    one, two = beyond(columns(lengths[None]))
-    real, of_one, of_two = (float(found[0]) for found in _gains(residual, one, two))
-    rest = residual - of_one * one[0] - of_two * two[0]
+    met = columns(lengths[None])
+    products = _Products(weights, basis, [residual])
+    real, of_one, of_two = (float(found[0]) for found in _gains(*products.of(met)[:5]))
+    explained = of_one * met[0][0] * weights + of_two * met[1][0] * weights
+    rest = residual - explained + basis @ (basis.T @ explained)
+    products = _Products(weights, basis, [residual, rest])
     random = np.random.default_rng(SEED)
     # Inside one decode window shuffling changes nothing: a stretch holds several windows' prompts.
     stretch = max(STRETCH, round(2 * float(np.median(base[:, -1]))))
@@ -64,13 +64,41 @@ def test(
     while done < rounds and as_good < LOST_HOPE:
         size = min(batch, rounds - done)
         met = columns(_shuffled(lengths, stretch, size, random))
-        others = beyond(met)
-        as_good += int((_gains(residual, *others)[0] >= real * (1 - 1e-9)).sum())
-        _, by_one, by_two = _gains(rest, *others)
-        seconds.append((by_one[:, None] * met[0] + by_two[:, None] * met[1]).sum(axis=1))
+        x, y, a, b, c, x_rest, y_rest = products.of(met)
+        as_good += int((_gains(x, y, a, b, c)[0] >= real * (1 - 1e-9)).sum())
+        _, by_one, by_two = _gains(x_rest, y_rest, a, b, c)
+        seconds.append(by_one * met[0].sum(axis=1) + by_two * met[1].sum(axis=1))
         done += size
     spread = float(np.sqrt(np.mean(np.concatenate(seconds) ** 2)))
     return Gain((1 + as_good) / (1 + done), spread / float(duration.sum()), done)
+
+
+class _Products:
+    """Products of two tables of columns with residuals and with each other, beyond the base.
+
+    The residuals have nothing of the base in them; of the columns, what the base explains is taken
+    from the products, so that no column is formed without it.
+    """
+
+    def __init__(self, weights: Floats, basis: Floats, residuals: list[Floats]) -> None:
+        self._weights, self._size = weights, basis.shape[1]
+        self._sides = np.column_stack([basis, *residuals])
+
+    def of(self, met: list[Floats]) -> list[Floats]:
+        """First and second with the first residual, first with itself, second with itself, both
+        with each other; then first and second with each further residual."""
+        one, two = (columns * self._weights for columns in met)
+        of_one, of_two = one @ self._sides, two @ self._sides
+        base = slice(0, self._size)
+        a, b, c = (
+            np.einsum("ij,ij->i", x, y) - np.einsum("ij,ij->i", in_x[:, base], in_y[:, base])
+            for x, y, in_x, in_y in (
+                (one, one, of_one, of_one), (two, two, of_two, of_two), (one, two, of_one, of_two)
+            )
+        )  # fmt: skip
+        first, *further = zip(of_one.T[self._size :], of_two.T[self._size :], strict=True)
+        squares = [np.maximum(a, 0.0), np.maximum(b, 0.0), c]
+        return [*first, *squares, *(found for pair in further for found in pair)]
 
 
 def _residual(base: Floats, duration: Floats, weights: Floats) -> tuple[Floats, Floats]:
@@ -89,16 +117,11 @@ def _residual(base: Floats, duration: Floats, weights: Floats) -> tuple[Floats, 
     return rest - basis @ (basis.T @ rest), basis
 
 
-def _beyond(basis: Floats, rows: Floats) -> Floats:
-    """Rows without what the base explains of them."""
-    found: Floats = rows - (rows @ basis) @ basis.T
-    return found
+def _gains(x: Floats, y: Floats, a: Floats, b: Floats, c: Floats) -> tuple[Floats, Floats, Floats]:
+    """(gain, coefficient, coefficient) of two columns a row, coefficients not negative.
 
-
-def _gains(residual: Floats, first: Floats, second: Floats) -> tuple[Floats, Floats, Floats]:
-    """(gain, coefficient, coefficient) of two columns a row, coefficients not negative."""
-    a, b, c = (first**2).sum(1), (second**2).sum(1), (first * second).sum(1)
-    x, y = first @ residual, second @ residual
+    From their products: x and y with the residual, a and b with themselves, c with each other.
+    """
     alone_x = np.where((x > 0) & (a > 0), x / np.where(a > 0, a, 1.0), 0.0)
     alone_y = np.where((y > 0) & (b > 0), y / np.where(b > 0, b, 1.0), 0.0)
     size = a * b - c * c

@@ -166,7 +166,11 @@ def _merged(rows: pl.DataFrame) -> pl.DataFrame:
     )
     known = ordered.group_by("r").agg(
         pl.col("prompt_tokens", "cached_tokens", "output_tokens").max().name.suffix("_any"),
-        pl.col("outcome").min().alias("outcome"),
+        # Attempts are told by one kind of record; of several kinds the finest knows how it ended (Dynamo's
+        # request trace has the same row for a request that its client left).
+        pl.col("outcome")
+        .filter(pl.col("outcome").is_not_null() & (_fineness() == _fineness().min()))
+        .min(),
         pl.col("model", "session", "external_id", "trace_id", "note", "error", *_ASKED)
         .drop_nulls()
         .first()
@@ -201,6 +205,11 @@ def _merged(rows: pl.DataFrame) -> pl.DataFrame:
         pl.when(tried).then(pl.col("ttft") + delay).otherwise("ttft").alias("ttft"),
         pl.when(tried).then(pl.col("e2e") + delay).otherwise("e2e").alias("e2e"),
     ).select(rows.columns)  # fmt: skip
+
+
+def _fineness() -> pl.Expr:
+    """Resolution of the records that tell an outcome; NULL for the others."""
+    return pl.when(pl.col("outcome").is_not_null()).then(pl.col("resolution_ns").fill_null(1))
 
 
 def _pair(rows: pl.DataFrame) -> pl.DataFrame:

@@ -1027,3 +1027,19 @@ def test_log_lines_beside_the_span_of_a_bare_name_are_still_one_sighting(fleet: 
     fleet.leg("log/gw", "router", "service:gw", 0.001, 0.4, path="run/gw.log", **same)
     found = requests_of(fleet.run())
     assert found["span"] == found["log/gw"]
+
+
+def test_how_a_request_ended_is_told_by_its_finest_record(fleet: Fleet) -> None:
+    """Dynamo's request trace (milliseconds) has the same row for a request that its client left; the span knows."""
+    same: dict[str, Any] = {"request_id": "8f3a", "external_id": "drv-1"}
+    fleet.leg("span", "frontend", "instance:f", 0.0004, 0.3, trace_id="t", span_id="s", status="aborted", **same)  # fmt: skip
+    fleet.leg("record/1", "frontend", None, 0, 0.3, resolution_ns=MS, path="run/records.json", **same)  # fmt: skip
+    store = fleet.run()
+    assert only(store)["outcome"] == "aborted"
+
+
+def test_an_attempt_that_failed_before_one_that_did_not_is_no_failure(fleet: Fleet) -> None:
+    same: dict[str, Any] = {"request_id": "8f3a", "external_id": "drv-1", "trace_id": "t"}
+    fleet.leg("try", "frontend", "instance:f", 0, 0.1, span_id="a", status="failed", attempt=0, **same)  # fmt: skip
+    fleet.leg("again", "frontend", "instance:f", 0.2, 0.3, span_id="b", attempt=1, **same)
+    assert only(fleet.run())["outcome"] == "completed"

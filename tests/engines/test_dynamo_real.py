@@ -113,3 +113,16 @@ def test_a_recorded_gateway_stands_between_client_and_frontend(
     joined_by(run, "gateway")
     served_where(run, "disaggregated")
     exact_partition(run)
+
+
+def test_requests_that_their_clients_left_are_told(
+    folder: Callable[[str], Path], tiny: Path
+) -> None:
+    """The request trace has the same row for them as for the others; spans and logs know."""
+    run = read(capture(folder("dynamo-left"), "disaggregated", tiny, "--leave", "4"))
+    left = {row["request_id"] for row in run.sent if row["left"]}
+    outcomes = {row["external_id"]: row["outcome"] for row in run.rows("FROM requests")}
+    assert {name for name, outcome in outcomes.items() if outcome == "aborted"} == left
+    assert len(outcomes) == len(run.sent)
+    served_where(run, "disaggregated")
+    exact_partition(run)

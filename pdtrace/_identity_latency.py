@@ -390,9 +390,11 @@ def _write_roles(
         .agg(pl.len().alias("legs"))
         .with_columns(pl.lit("aggregated").alias("duty"))
     )
+    # A server that is its own front end (vLLM's API server) is an engine.
+    engines = legs.filter(pl.col("observer") == "engine")["worker"].unique()
     outside = (
         legs.select("worker", "observer")
-        .filter(pl.col("observer") != "engine")
+        .filter((pl.col("observer") != "engine") & ~pl.col("worker").is_in(engines.implode()))
         .group_by("worker", duty="observer")
         .agg(pl.len().alias("legs"))
     )

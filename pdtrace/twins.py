@@ -1,9 +1,9 @@
-"""One engine's work told by two recorders: its own request span, and pdtrace's inside the engine.
+"""One engine's work told by two recorders: its own request span or step log, and pdtrace's inside the engine.
 
 An engine that writes its request spans in its API server, while pdtrace's scheduler records the
 same requests in the engine's process, would count as two engines. The inner record has the steps
 and instants; of the outer one the window stays, as that of a front end, unless pdtrace recorded
-the front end too.
+the front end too. Of steps that both tell, those with instants stay: a step twice is twice the work.
 """
 
 from __future__ import annotations
@@ -36,8 +36,21 @@ QUALIFY row_number() OVER (PARTITION BY o.leg ORDER BY abs(i.start_ns - o.start_
 """
 
 
+# Steps without a start (log lines of a second's resolution), in the time in which others of the same worker have one.
+_STEPS = """
+DELETE FROM steps WHERE start_ns IS NULL AND EXISTS (
+  SELECT 1 FROM (
+    SELECT worker, min(start_ns) AS first_ns, max(start_ns + coalesce(elapsed_ns, 0)) AS last_ns
+    FROM steps WHERE start_ns IS NOT NULL AND capture = 'full' GROUP BY worker) w
+  WHERE w.worker = steps.worker
+    AND coalesce(steps.start_upper_ns, steps.start_lower_ns) >= w.first_ns
+    AND coalesce(steps.start_lower_ns, steps.start_upper_ns) <= w.last_ns)
+"""
+
+
 def unite(store: Store) -> None:
     """Leave one record of the engine's work; what the other one reported of itself goes with it."""
+    store.execute(_STEPS)
     if not store.rows(f"SELECT 1 FROM spans WHERE name = '{SPAN_REQUEST}' LIMIT 1"):
         return
     store.execute(_PAIRS)

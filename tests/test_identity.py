@@ -1043,3 +1043,14 @@ def test_an_attempt_that_failed_before_one_that_did_not_is_no_failure(fleet: Fle
     fleet.leg("try", "frontend", "instance:f", 0, 0.1, span_id="a", status="failed", attempt=0, **same)  # fmt: skip
     fleet.leg("again", "frontend", "instance:f", 0.2, 0.3, span_id="b", attempt=1, **same)
     assert only(fleet.run())["outcome"] == "completed"
+
+
+def test_an_engine_that_is_its_own_front_end_is_an_engine(fleet: Fleet) -> None:
+    """vLLM's API server and engine are one worker; each request has a leg of either."""
+    for n in range(4):
+        same: dict[str, Any] = {"external_id": f"q{n}", "trace_id": f"t{n}"}
+        fleet.leg(f"F{n}", "frontend", "instance:v", n, n + 0.5, span_id="f", role="frontend", **same)  # fmt: skip
+        fleet.leg(f"E{n}", "engine", "instance:v", n + 0.1, n + 0.4, span_id="e", parent_span_id="f", role="aggregated", output_tokens=9, **same)  # fmt: skip
+    store = fleet.run()
+    assert store.sql("SELECT role FROM workers").rows() == [("aggregated",)]
+    assert {row["mode"] for row in store.sql("FROM requests").to_dicts()} == {"aggregated"}

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from pdtrace import twins
 from pdtrace.api import Trace
+from pdtrace.store import Store
 
 EPOCH, MS = 1_796_000_000 * 1_000_000_000, 1_000_000
 
@@ -79,3 +81,23 @@ def test_what_is_not_the_same_work_stays_two_records(tmp_path: Path) -> None:
     (tmp_path / "all.otlp.jsonl").write_text("\n".join(lines) + "\n")
     with Trace.read([tmp_path]) as trace:
         assert trace.store.rows("SELECT count(*) FROM legs WHERE observer = 'engine'") == [(6,)]
+
+
+def test_steps_that_a_log_and_the_scheduler_tell_are_counted_once() -> None:
+    """A log of whole seconds beside recorded steps would double the work; steps outside of the recording stay."""
+    store = Store()
+    common = {"worker": "instance:e", "capture": "full", "decode_requests": 2, "elapsed_ns": 5 * MS}
+    spans = [{"seq": n, "start_ns": EPOCH + n * 5 * MS} for n in range(400)]
+    logged = [{"seq": n, "start_lower_ns": EPOCH - 10**9 + (n // 200) * 10**9, "start_upper_ns": EPOCH + (n // 200 + 1) * 10**9} for n in range(400)]  # fmt: skip
+    before = [
+        {"seq": 900, "start_lower_ns": EPOCH - 9 * 10**9, "start_upper_ns": EPOCH - 8 * 10**9}
+    ]
+    other = [{"seq": 0, "worker": "instance:other", "start_lower_ns": EPOCH, "start_upper_ns": EPOCH + 10**9}]  # fmt: skip
+    store.append("steps", [{**common, **row} for row in (*spans, *logged, *before, *other)])
+    twins.unite(store)
+    left = store.sql("SELECT worker, start_ns IS NULL AS logged, count(*) AS n FROM steps GROUP BY ALL ORDER BY ALL").rows()  # fmt: skip
+    assert left == [
+        ("instance:e", False, 400),
+        ("instance:e", True, 1),
+        ("instance:other", True, 1),
+    ]

@@ -3,7 +3,7 @@
 python run_vllm.py FOLDER [--mode aggregated|disaggregated] [--requests 24] [--doors]
 
 The capture lies in FOLDER/capture (pdtrace diagnose reads it), what the client saw in FOLDER/truth.jsonl.
-`--doors` has pdtrace record through --scheduler-cls and --middleware instead of vLLM's own spans.
+`--doors` has pdtrace record through --scheduler-cls and --middleware, beside vLLM's own spans.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def start(
     command = [
         vllm, "serve", str(model), "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port),
         "--load-format", "dummy", "--enforce-eager", "--max-model-len", "8192", "--max-num-batched-tokens", "2048",
-        "--max-num-seqs", "64",
+        "--max-num-seqs", "64", "--otlp-traces-endpoint", f"http://127.0.0.1:{otlp}/v1/traces",
         "--enable-log-requests", "--enable-logging-iteration-details", "--enable-request-id-headers",
         "--enable-prompt-tokens-details", "--enable-per-request-metrics", *words,
     ]  # fmt: skip
@@ -101,8 +101,6 @@ def start(
             f"{DOORS}.PdtraceMiddleware",
         ]
         env = {"PYTHONPATH": str(CHECKOUT), "PDTRACE_FOLDER": str(them.folder / "doors"), **env}
-    else:
-        command += ["--otlp-traces-endpoint", f"http://127.0.0.1:{otlp}/v1/traces"]
     cache = {"VLLM_CACHE_ROOT": str(them.folder.parent / "cache"), "OTEL_SERVICE_NAME": f"vllm-{name}"}  # fmt: skip
     them.start(name, command, {**SETTINGS, **cache, **env}, f"{name}.log")
 

@@ -38,13 +38,15 @@ def diagnose(ctx: click.Context, paths: tuple[str, ...], style: str, slo: str | 
     from pdtrace.diagnose import diagnose as run
     from pdtrace.diagnose import evaluate
     from pdtrace.options import parse_check
+    from pdtrace.over_time import over_time
     from pdtrace.slo import policy
 
     conditions = [parse_check(text) for text in checks]
     limits = policy(slo) if slo is not None else None
     with open_trace(paths, since, until, keep_content) as trace:
         diagnosis = run(trace.store, limits)
-    terminal.show_diagnosis(diagnosis, style)
+        series = over_time(trace.store, terminal.chart_cells(style))
+    terminal.show_diagnosis(diagnosis, style, series)
     results = [(check, *result) for check in conditions for result in evaluate(diagnosis, check)]
     terminal.show_checks(results)
     if not all(holds for *_, holds in results) or (conditions and not results):
@@ -122,6 +124,7 @@ def demo(style: str, output: str | None, scenario: str | None, shape: str | None
     pdtrace demo --scenario chunked_2048 -o simulated/
     """
     from pdtrace import files, terminal
+    from pdtrace.over_time import over_time
     from pdtrace.report import diagnose_and_write
 
     if listed:
@@ -131,4 +134,5 @@ def demo(style: str, output: str | None, scenario: str | None, shape: str | None
     made = files.any_demo(scenario, shape, seed, output)
     with made as folder, open_trace((folder,)) as trace:
         diagnosis = diagnose_and_write(trace.store, page)
-    terminal.show_diagnosis(diagnosis, style)
+        series = over_time(trace.store, terminal.chart_cells(style))
+    terminal.show_diagnosis(diagnosis, style, series)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from pdtrace import numbers
+from pdtrace import _sparks, numbers
 from pdtrace._grid import Column, grid, wrapped
 from pdtrace.phrases import (
     MANY,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pdtrace.blocks import Block
     from pdtrace.diagnose import Deployment, Diagnosis
     from pdtrace.model import Finding
+    from pdtrace.over_time import Series
 
 # What a cell of numbers looks like: a signed quantity with its unit, an interval, or the sign for unknown.
 _NUMBER = re.compile(
@@ -47,8 +48,9 @@ SEVERITY_STYLE = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 class Page:
     """Prints the parts of a diagnosis on a console."""
 
-    def __init__(self, out: Console) -> None:
+    def __init__(self, out: Console, series: Series | None = None) -> None:
         self.out = out
+        self.series = series or {}
 
     def show(self, diagnosis: Diagnosis) -> None:
         """The whole diagnosis."""
@@ -116,6 +118,7 @@ class Page:
             line = " · ".join(f"{key} {value}" for key, value in deployment.conditions)
             self._text("conditions: " + line, "dim")
         self._latency(deployment)
+        self._over_time(deployment)
         self._limits(deployment)
         self._figures(deployment)
         self._phases(deployment)
@@ -146,6 +149,16 @@ class Page:
         ])  # fmt: skip
         for line in definitions(deployment):
             self._indented(line, "dim")
+
+    def _over_time(self, deployment: Deployment) -> None:
+        """Charts of what moves; lines of a chart are not broken."""
+        rows = self.series.get(deployment.id)
+        lines = _sparks.time_lines(rows, self.out.width - 2) if rows else []
+        if lines:
+            self._heading("Over time")
+            for line in lines[:-1]:
+                self.out.print(Text("  " + line), no_wrap=True, crop=False)
+            self._indented(lines[-1], "dim")
 
     def _limits(self, deployment: Deployment) -> None:
         if deployment.slo:
@@ -191,6 +204,9 @@ class Page:
             ]
             for row in deployment.phases
         ])  # fmt: skip
+        if self.out.is_terminal and not bars:
+            for line in _sparks.stacked(deployment.phases, self.out.width - 2):
+                self._indented(line)
         if any(row["basis"] == "upper_bound" for row in deployment.phases):
             self._indented("≤: up to so much; the wait may hold other things too", "dim")
 

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.segment import Segment
 from rich.text import Text
 
-from pdtrace import numbers
+from pdtrace import _sparks, numbers
 from pdtrace._grid import Column, grid, shortened
 from pdtrace._page import Page
 from pdtrace.errors import printable
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pdtrace.blocks import Block
     from pdtrace.diagnose import Diagnosis
     from pdtrace.options import Check
+    from pdtrace.over_time import Series
     from pdtrace.reading import Progress
     from pdtrace.slow import Answer
 
@@ -70,7 +71,7 @@ class _SafeConsole(Console):
 
 
 # Signs of ours that old encodings lack, by others of the same width.
-_PLAIN_SIGNS = str.maketrans("─█·…–—−≤≥→◂×±µ“”‘’", "-#.~---<>><x+u\"\"''")
+_PLAIN_SIGNS = str.maketrans("─█·…–—−≤≥→◂×±µ“”‘’▁▂▃▄▅▆▇", "-#.~---<>><x+u\"\"''_.:-=+*")
 
 
 def encodable(text: str, encoding: str) -> str:
@@ -137,8 +138,16 @@ def _rounded(value: Any) -> Any:
     return value
 
 
-def show_diagnosis(diagnosis: Diagnosis, style: str) -> None:
-    """Print the whole diagnosis as text, Markdown or JSON."""
+def chart_cells(style: str) -> int:
+    """Into how many stretches charts of time are cut: by the width of the terminal; none for files and pipes."""
+    out = console()
+    if style != "text" or not out.is_terminal:
+        return 0
+    return _sparks.CELLS if out.width >= _sparks.WIDE else _sparks.FEW_CELLS
+
+
+def show_diagnosis(diagnosis: Diagnosis, style: str, series: Series | None = None) -> None:
+    """Print the whole diagnosis as text, Markdown or JSON; as text with charts over time, where given."""
     if style == "json":
         print_json(diagnosis.to_dict())
     elif style == "md":
@@ -146,12 +155,12 @@ def show_diagnosis(diagnosis: Diagnosis, style: str) -> None:
 
         write(diagnosis_markdown(diagnosis))
     else:
-        write_diagnosis(diagnosis, console())
+        write_diagnosis(diagnosis, console(), series)
 
 
-def write_diagnosis(diagnosis: Diagnosis, out: Console) -> None:
+def write_diagnosis(diagnosis: Diagnosis, out: Console, series: Series | None = None) -> None:
     """The whole diagnosis as text for people, on a console of the caller's choice."""
-    Page(out).show(diagnosis)
+    Page(out, series).show(diagnosis)
 
 
 def show_slow(answer: Answer, style: str) -> None:

@@ -18,7 +18,7 @@ _OTHERS = "others"
 
 
 def chart(rows: pl.DataFrame) -> Any:
-    """A square per pair, the darker the more seconds; culprits down, victims across; sums as numbers."""
+    """A square per pair, the fuller the more seconds; culprits down, victims across."""
     rows = _known(rows)
     if rows.is_empty():
         return _theme.empty("no pair of requests is named")
@@ -44,21 +44,28 @@ def chart(rows: pl.DataFrame) -> Any:
     named = f"datum.culprit != '{_OTHERS}' && datum.victim != '{_OTHERS}'"
     squares = (
         base.transform_filter(named)
-        .mark_rect(stroke="white", strokeWidth=0.5)
+        .mark_rect(stroke="white", strokeWidth=0.5, color=_theme.LOST)
         .encode(
-            color=alt.Color(
+            opacity=alt.Opacity(
                 "lost_s:Q",
                 title="seconds lost",
-                scale=alt.Scale(range=list(_theme.LOW_TO_HIGH), domainMin=0),
-                legend=alt.Legend(format=_theme.DECIMAL, gradientLength=180),
+                scale=alt.Scale(range=[0.12, 1], domainMin=0),
+                legend=alt.Legend(format=_theme.DECIMAL, tickCount=4, symbolType="square"),
             )
         )
     )
-    # Sums over many requests are not on the scale of single pairs: they are written.
-    sums = base.transform_filter(f"!({named})").mark_text(fontSize=10).encode(
-        text=alt.Text("lost_s:Q", format=".2~f")
+    # Sums over many requests are not on the scale of single pairs: grey, or written.
+    rest = base.transform_filter(f"datum.culprit == '{_OTHERS}' && datum.victim != '{_OTHERS}'").mark_square(
+        color=_theme.QUIET, size=18
     )  # fmt: skip
-    return (squares + sums).properties(width=_theme.WIDTH, height=max(60, 22 * len(culprits)))
+    sums = (
+        base.transform_filter(f"datum.victim == '{_OTHERS}'")
+        .mark_text(fontSize=10)
+        .encode(text=alt.Text("lost_s:Q", format=".2~f"))
+    )
+    return (squares + rest + sums).properties(
+        width=_theme.WIDTH, height=max(60, 22 * len(culprits))
+    )
 
 
 def sentence(rows: pl.DataFrame) -> str | None:

@@ -70,16 +70,14 @@ def sentence(rows: pl.DataFrame) -> str | None:
         return None
     longest = rows.sort("place")["request"][0]
     mine = rows.filter(request=longest)
-    said = (
-        f"{longest} took longest: {numbers.duration(mine['e2e_ms'][0])}{_of(mine, 'duration_ms')}"
-    )
+    said = f"the longest request, {longest}, took {numbers.duration(mine['e2e_ms'][0])}{_of(mine)}"
     late = rows.filter(pl.col("ttft_ms").is_not_null()).sort("ttft_ms", descending=True)
     if late.height and late["request"][0] != longest:
         row = late.row(0, named=True)
         part = rows.filter(pl.col("request") == row["request"], pl.col("to_ms") <= row["ttft_ms"])
         said += (
             f"; the first token of {row['request']} came latest, after "
-            f"{numbers.duration(row['ttft_ms'])}{_of(part, 'duration_ms')}"
+            f"{numbers.duration(row['ttft_ms'])}{_of(part)}"
         )
     left = rows["left_out_ms"].max()
     if isinstance(left, float) and left > 0:
@@ -87,17 +85,18 @@ def sentence(rows: pl.DataFrame) -> str | None:
     return said + "."
 
 
-def _of(pieces: pl.DataFrame, column: str) -> str:
-    """The two phases that hold most of these pieces."""
+def _of(pieces: pl.DataFrame) -> str:
+    """The two phases that hold most of these pieces, without what is next to nothing."""
     sums = (
         pieces.group_by("phase")
-        .agg(pl.col(column).sum(), bound=(pl.col("basis") == "upper_bound").any())
-        .sort(column, "phase", descending=[True, False])
+        .agg(pl.col("duration_ms").sum(), bound=(pl.col("basis") == "upper_bound").any())
+        .sort("duration_ms", "phase", descending=[True, False])
+        .filter(pl.col("duration_ms") >= 0.05 * pl.col("duration_ms").sum())
         .head(2)
         .to_dicts()
     )
     words = [
-        f"{'up to ' if row['bound'] else ''}{numbers.duration(row[column])} {row['phase']}"
+        f"{'up to ' if row['bound'] else ''}{numbers.duration(row['duration_ms'])} {row['phase']}"
         for row in sums
     ]
     return f" ({', '.join(words)})" if words else ""

@@ -32,14 +32,14 @@ def chart(rows: pl.DataFrame) -> Any:
         legend=alt.Legend(title=None),
     )
     base = alt.Chart(named)
-    time = _theme.time_axis(
-        "start_time", "time (to the millisecond)", form=_theme.CLOCK_MS, scale=_stretch(rows)
-    )
+    title = "time (to the millisecond)"
+    stretch = _theme.time_axis("start_time", title, form=_theme.CLOCK_MS, scale=_stretch(rows))
+    time = alt.X("start_time:T", title=title)  # the domain is said once
     line = alt.Y("request:N", sort=lines, title="request", axis=alt.Axis(labelLimit=170))
     bands = (
         base.transform_filter("datum.kind == 'prefill' && datum.role == 'culprit'")
         .mark_rect(color=_theme.PREFILL, opacity=0.14, clip=True)
-        .encode(x=time, x2="end_time:T")
+        .encode(x=stretch, x2="end_time:T")
     )
     bars = base.transform_filter("datum.kind != 'token'").encode(
         x=time, x2="end_time:T", y=line, color=colour
@@ -67,8 +67,17 @@ def chart(rows: pl.DataFrame) -> Any:
         .mark_tick(thickness=1.3, height=17, clip=True)
         .encode(x=time, y=line, color=colour, tooltip=["request:N", _theme.instant("start_time", "token at")])
     )  # fmt: skip
+    sizes = (
+        base.transform_filter(f"datum.kind == 'prefill' && datum.role == 'culprit' && datum.duration_ms > {_wide(rows)}")
+        .transform_filter("isValid(datum.prompt_tokens)")
+        .transform_calculate(size="format(datum.prompt_tokens, ',') + ' tokens'")
+        .mark_text(align="right", dx=-5, color="#111", fontSize=10, clip=True)
+        .encode(x=alt.X("end_time:T", title=title), y=line, text="size:N")
+    )  # fmt: skip
     height = max(120, _theme.ROW * len(lines))
-    return (bands + stalls + tokens + prefills).properties(width=_theme.WIDTH, height=height)
+    return (bands + stalls + tokens + prefills + sizes).properties(
+        width=_theme.WIDTH, height=height
+    )
 
 
 def sentence(rows: pl.DataFrame) -> str | None:
@@ -108,7 +117,15 @@ def _stretch(rows: pl.DataFrame) -> alt.Scale:
     """The stretch as the domain of the axis, where the rows name it."""
     ends = rows.select(pl.col("stretch_start_ns").min() / 1e6, pl.col("stretch_end_ns").max() / 1e6)
     low, high = ends.row(0)
-    return alt.Scale() if low is None or high is None else alt.Scale(domain=[low, high])
+    if low is None or high is None:
+        return alt.Scale()
+    return alt.Scale(domainMin=alt.ExprRef(f"{low:.3f}"), domainMax=alt.ExprRef(f"{high:.3f}"))
+
+
+def _wide(rows: pl.DataFrame) -> float:
+    """How long a prompt must have been computed for its size to have room in its bar (ms)."""
+    low, high = _theme.ends(rows, "start_ns", "end_ns")
+    return (high - low) / 1e6 / 8
 
 
 def _span(row: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ LONG_ID = 36  # signs; longer words are shortened, with all of them to copy
 _LONG = re.compile(rf"[^\s,;()\"']{{{LONG_ID},}}")
 _NUMBER_UNIT = re.compile(r"(?<=\d) (%|ms\b|s\b|min\b|[kMGT]?B\b)")
 _SAFE_INTEGER = 2**53  # beyond it JavaScript's numbers lose digits
+MANY_SOURCES = 15  # more of them are shown on demand
 NOT_DRAWN = "Views without data here"
 
 
@@ -322,4 +323,8 @@ def _sources(sources: Sequence[Mapping[str, Any]]) -> str:
         ]
         for row in sources
     ]  # fmt: skip
-    return tag("h2", "Sources, and what was not understood") + grid(heads, rows, (2, 3, 4))
+    table = grid(heads, rows, (2, 3, 4))
+    if len(rows) > MANY_SOURCES:
+        used = sum(1 for row in sources if row["used"])
+        table = _details(f"{len(rows)} sources, {used} used", table)
+    return tag("h2", "Sources, and what was not understood") + table

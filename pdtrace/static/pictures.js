@@ -61,7 +61,10 @@ window.pdtrace = (() => {
     return {
       ...config,
       axis: { ...config.axis, labelLimit: small ? 90 : config.axis.labelLimit },
-      legend: { ...config.legend, columns },
+      legend: {
+        ...config.legend, columns,
+        layout: { top: { direction: small ? "vertical" : "horizontal", anchor: "start" } },
+      },
     };
   }
 

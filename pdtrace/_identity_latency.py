@@ -35,6 +35,11 @@ _COLUMNS = (
     " end_ns, tenant, route, streaming, resolution_ns, ttft_ms, e2e_ms, tpot_ms, ttft_definition, first_token_delivered,"
     " model, prompt_tokens, cached_tokens, output_tokens, max_tokens, status, error, note"
 )
+_JUDGED = ("r", "row", "request", "worker", "observer", "status", "failed", "plike", "duty")
+_TOLD = (
+    "r", "request", "deployment", "leg", "begin", "first", "finish", "first_token_ns", "last_token_ns", "end_ns",
+    "ttft", "e2e", "tpot_ms", "ttft_definition", "output_tokens", "streams", "composite", "resolution_ns",
+)  # fmt: skip
 _FIRST_KNOWN = (
     "deployment", "external_id", "trace_id", "session", "turn", "model", "prompt_tokens",
     "cached_tokens", "output_tokens", "note", "tenant", "route", "streaming",
@@ -47,7 +52,9 @@ def build(store: Store) -> None:
     legs, inferred = with_roles(prepared(legs))
     observers = {name: observed(legs, name) for name in OBSERVERS}
     requests = gathered(legs, observers)
-    observers = {name: timed(o, requests) for name, o in observers.items()}
+    # What nobody reads any more is let go: of a million requests these columns are a gigabyte.
+    legs = legs.select(_JUDGED)
+    observers = {name: timed(o.select(_TOLD), requests) for name, o in observers.items()}
     requests = _told_by_routers(store, requests)
     requests = _attempts(store, requests, legs)
     requests = with_mode(requests)
@@ -55,6 +62,7 @@ def build(store: Store) -> None:
     observers["engine"] = _without_wholes(observers["engine"], halves)
     inferred = pl.concat([inferred, halves.filter("new").select(inferred.columns)])
     observations = pl.concat([_observation_rows(o, name) for name, o in observers.items()])
+    observers.clear()
     headlines = headline(observations, requests)
     requests = with_headline(requests, observations, headlines)
     store.replace("requests", requests.select(_REQUEST_COLUMNS))
@@ -104,16 +112,12 @@ def gathered(legs: pl.DataFrame, observers: dict[str, pl.DataFrame]) -> pl.DataF
         "ran_on", "ran",
     ]  # fmt: skip
     parts = {name: observers[name].select(take) for name in names}
-    keys = (
-        pl.concat([p.select("r") for p in parts.values()]).unique()
-        if len(names) > 1
-        else parts[names[0]].select("r")
-    )
-    wide = keys
-    for name in names:
-        wide = wide.join(
-            parts[name].rename({c: f"{c}:{name}" for c in take[1:]}), on="r", how="left"
-        )
+    named = {n: p.rename({c: f"{c}:{n}" for c in take[1:]}) for n, p in parts.items()}
+    wide = named[names[0]]
+    if len(names) > 1:
+        wide = pl.concat([p.select("r") for p in parts.values()]).unique()
+        for part in named.values():
+            wide = wide.join(part, on="r", how="left")
 
     def outermost(column: str) -> pl.Expr:
         return pl.coalesce(f"{column}:{n}" for n in names)
@@ -318,6 +322,7 @@ def headline(
     observations: pl.DataFrame, requests: pl.DataFrame, value: str = "ttft_ms"
 ) -> pl.DataFrame:
     """Per deployment the outermost observer that saw the TTFT of 90 % of the completed."""
+    requests = requests.select("r", "deployment", "outcome")
     completed = requests.filter(pl.col("outcome") == "completed").select("r", "deployment")
     # Where nothing says how requests ended, all count.
     silent = requests.filter(
@@ -327,7 +332,8 @@ def headline(
     counted = pl.concat([completed, silent.select("r", "deployment")])
     total = counted.group_by("deployment").agg(pl.len().alias("requests"))
     seen = (
-        observations.filter(
+        observations.select("r", "deployment", "observer", "resolution_ns", value)
+        .filter(
             pl.col(value).is_not_null() & (pl.col("resolution_ns").fill_null(1) < TOO_COARSE_NS)
         )
         .join(counted.select("r"), on="r", how="semi")
@@ -353,6 +359,9 @@ def with_headline(
 
     Where nobody saw first tokens, durations and pace are those of the outermost observer that has them.
     """
+    observations = observations.select(
+        "r", "deployment", "observer", "ttft_ms", "e2e_ms", "tpot_ms", "resolution_ns"
+    )
     silent = observations.join(headlines, on="deployment", how="anti").with_columns(
         pl.coalesce("e2e_ms", "tpot_ms").alias("duration")
     )

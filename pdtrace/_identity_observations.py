@@ -44,8 +44,8 @@ def with_roles(legs: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     A worker did the prefill when its leg made at most one token while another worker of the same
     request made the rest.
     """
-    engine = legs.filter(pl.col("observer") == "engine")
-    several = engine.filter(pl.col("r").is_duplicated())
+    engine = chosen(legs, legs["observer"] == "engine")
+    several = chosen(engine, engine["r"].is_duplicated())
     schema = {"row": pl.Int64, "duty": pl.String}
     if several.height == 0:
         duty = engine.filter(pl.col("role").is_in(["prefill", "decode"])).select("row", duty="role")
@@ -90,9 +90,16 @@ def _two_behind_one_name() -> pl.Expr:
     return (weak() & both & apart).fill_null(value=False)
 
 
+def chosen(rows: pl.DataFrame, which: pl.Series) -> pl.DataFrame:
+    """These rows; all or none of them are not copied."""
+    if which.all(ignore_nulls=False):
+        return rows
+    return rows.filter(which) if which.any() else rows.clear()
+
+
 def observed(legs: pl.DataFrame, observer: str) -> pl.DataFrame:
     """What one observer saw: one row per request, from its outermost leg, streams together."""
-    rows = legs.filter(pl.col("observer") == observer)
+    rows = chosen(legs, legs["observer"] == observer)
     whole = pl.col("duty").is_null() & (observer == "engine")
     rows = rows.with_columns(
         pl.lit(1, pl.Int64).alias("streams"),
@@ -108,8 +115,8 @@ def observed(legs: pl.DataFrame, observer: str) -> pl.DataFrame:
         whole.alias("ran"),
         pl.lit(None, pl.String).alias("first_token_origin"),
     )
-    single = rows.filter(~pl.col("r").is_duplicated())
-    several = rows.filter(pl.col("r").is_duplicated())
+    shared = rows["r"].is_duplicated()
+    single, several = chosen(rows, ~shared), chosen(rows, shared)
     if several.height == 0:
         return single
     pairs = (pl.col("duty") == "prefill").any().over("r") & (pl.col("duty") == "decode").any().over(

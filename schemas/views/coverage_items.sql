@@ -82,8 +82,9 @@ seen AS (
   SELECT
     deployment,
     count(DISTINCT request) FILTER (observer = 'client') AS clients,
-    count(DISTINCT request) FILTER (observer IN ('gateway', 'router', 'frontend')) AS servers
+    count(DISTINCT request) FILTER (observer <> 'client') AS servers
   FROM observations
+  WHERE observer IN ('client', 'gateway', 'router', 'frontend')
   GROUP BY deployment
 ),
 stepped AS (

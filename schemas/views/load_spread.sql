@@ -26,12 +26,29 @@
 --   least_over_mean  DOUBLE   the worker that got least over the mean
 --   variation_ratio  DOUBLE   1  standard deviation over the workers over their mean
 --   sigma            DOUBLE   how far the greatest is from what random placement gives, in standard deviations
-WITH served AS (
-  SELECT request, sum(duration_ms) FILTER (phase = 'prefill') / 1e3 AS prefill_s,
-    sum(duration_ms) FILTER (phase = 'decode') / 1e3 AS decode_s
-  FROM phase_by_request
-  WHERE phase IN ('prefill', 'decode')
-  GROUP BY request
+WITH several AS (
+  -- where one worker had it all, nothing is summed up
+  SELECT deployment
+  FROM (
+    SELECT DISTINCT deployment, worker FROM workers
+    UNION SELECT DISTINCT deployment, prefill_worker FROM requests
+    UNION SELECT DISTINCT deployment, decode_worker FROM requests
+  )
+  GROUP BY deployment
+  HAVING count(worker) >= 2
+),
+spread_request AS (
+  SELECT r.*
+  FROM requests AS r
+  SEMI JOIN several AS d ON d.deployment IS NOT DISTINCT FROM r.deployment
+),
+served AS (
+  SELECT p.request, sum(p.duration_ms) FILTER (p.phase = 'prefill') / 1e3 AS prefill_s,
+    sum(p.duration_ms) FILTER (p.phase = 'decode') / 1e3 AS decode_s
+  FROM phase_by_request AS p
+  SEMI JOIN several AS d ON d.deployment IS NOT DISTINCT FROM p.deployment
+  WHERE p.phase IN ('prefill', 'decode')
+  GROUP BY p.request
 ),
 side_request AS (
   SELECT r.deployment, 'prefill' AS side, r.prefill_worker AS worker,
@@ -39,12 +56,12 @@ side_request AS (
     CASE WHEN r.decode_worker IS DISTINCT FROM r.prefill_worker AND r.decode_worker IS NOT NULL
       THEN s.prefill_s ELSE s.prefill_s + coalesce(s.decode_s, 0) END AS seconds,
     r.decode_worker IS DISTINCT FROM r.prefill_worker AND r.decode_worker IS NOT NULL AS split
-  FROM requests AS r
+  FROM spread_request AS r
   LEFT JOIN served AS s ON s.request = r.request
   WHERE r.prefill_worker IS NOT NULL
   UNION ALL
   SELECT r.deployment, 'decode', r.decode_worker, r.output_tokens::DOUBLE, s.decode_s, true
-  FROM requests AS r
+  FROM spread_request AS r
   LEFT JOIN served AS s ON s.request = r.request
   WHERE r.decode_worker IS NOT NULL AND r.decode_worker IS DISTINCT FROM r.prefill_worker
 ),

@@ -23,30 +23,39 @@ WITH marked_request AS (
   FROM request_marks()
   WHERE counted
 ),
-pair AS (
-  SELECT deployment, request, model, 'ttft' AS measure, 'input' AS tokens, ttft_ms AS value_ms,
-    ttft_ms / nullif(ttft_scale_ms, 0) AS scaled, uncached_tokens AS length
+known AS (
+  SELECT deployment,
+    count(*) FILTER (ttft_ms IS NOT NULL AND uncached_tokens IS NOT NULL) AS ttft_pairs,
+    -- the mean over a handful of gaps is not a stream's pace
+    count(*) FILTER (tpot_ms IS NOT NULL AND output_tokens >= 5) AS tpot_pairs,
+    count(*) FILTER (e2e_ms IS NOT NULL AND output_tokens IS NOT NULL) AS e2e_pairs
   FROM marked_request
-  WHERE ttft_ms IS NOT NULL AND uncached_tokens IS NOT NULL
-  UNION ALL
-  SELECT deployment, request, model, 'tpot', 'output', tpot_ms,
-    tpot_ms / nullif(tpot_scale_ms, 0), output_tokens
-  FROM marked_request
-  -- the mean over a handful of gaps is not a stream's pace
-  WHERE tpot_ms IS NOT NULL AND output_tokens >= 5
-  UNION ALL
-  SELECT deployment, request, model, 'e2e', 'output', e2e_ms,
-    e2e_ms / nullif(tpot_scale_ms, 0), output_tokens
-  FROM marked_request
-  WHERE e2e_ms IS NOT NULL AND output_tokens IS NOT NULL
+  GROUP BY deployment
+),
+numbered AS (
+  SELECT m.*, k.* EXCLUDE (deployment), hash(m.request) AS place
+  FROM marked_request AS m
+  JOIN known AS k ON k.deployment IS NOT DISTINCT FROM m.deployment
 ),
 sampled_pair AS (
   -- ranks of ten thousand requests say what those of millions would
-  SELECT p.*
-  FROM pair AS p
-  JOIN (SELECT deployment, measure, count(*) AS n FROM pair GROUP BY deployment, measure) AS d
-    ON d.deployment IS NOT DISTINCT FROM p.deployment AND d.measure = p.measure
-  WHERE d.n >= 10 AND hash(p.request) % greatest(1, d.n // 10000)::UBIGINT = 0
+  SELECT deployment, model, 'ttft' AS measure, 'input' AS tokens, ttft_ms AS value_ms,
+    ttft_ms / nullif(ttft_scale_ms, 0) AS scaled, uncached_tokens AS length
+  FROM numbered
+  WHERE ttft_ms IS NOT NULL AND uncached_tokens IS NOT NULL AND ttft_pairs >= 10
+    AND place % greatest(1, ttft_pairs // 10000)::UBIGINT = 0
+  UNION ALL
+  SELECT deployment, model, 'tpot', 'output', tpot_ms, tpot_ms / nullif(tpot_scale_ms, 0),
+    output_tokens
+  FROM numbered
+  WHERE tpot_ms IS NOT NULL AND output_tokens >= 5 AND tpot_pairs >= 10
+    AND place % greatest(1, tpot_pairs // 10000)::UBIGINT = 0
+  UNION ALL
+  SELECT deployment, model, 'e2e', 'output', e2e_ms, e2e_ms / nullif(tpot_scale_ms, 0),
+    output_tokens
+  FROM numbered
+  WHERE e2e_ms IS NOT NULL AND output_tokens IS NOT NULL AND e2e_pairs >= 10
+    AND place % greatest(1, e2e_pairs // 10000)::UBIGINT = 0
 ),
 ranked_pair AS (
   SELECT *,

@@ -32,6 +32,7 @@ _MIXED = {
     "workers": "steps and samples in it are of all requests of the workers",
     "run": "what was computed once for the whole run (interference, links, clocks, changes) stays that of the whole run",
 }
+_NAMES_ONE = "of_request"  # parameter of queries that can be asked for one request
 _ORDERS = {"ttft": "ttft_ms", "total": "e2e_ms", "token": "tpot_ms"}
 
 
@@ -76,7 +77,6 @@ class Run:
             "views": [
                 {"name": v.name, "title": v.title, "question": v.question}
                 for v in pictures.views().values()
-                if not _asks_for_a_request(v)
             ],
             "limits": [c.name for c in self.limits.classes] if self.limits else [],
             "config": pictures.config("page"),
@@ -213,14 +213,6 @@ def _shown(picture: pictures.Picture, remark: str = "") -> dict[str, Any]:
     return {**told, "html": card, "payload": _report_parts.payload(picture)}
 
 
-def _asks_for_a_request(view: pictures.View) -> bool:
-    """Whether a picture shows one request that is named."""
-    query = library.queries().get(view.query)
-    return query is not None and any(
-        p.name == "request" and p.default == "''" for p in query.params
-    )
-
-
 def requests(run: Run, chosen: Filter, order: str, stop: Stop) -> dict[str, Any]:
     """The slowest requests of the selection, as a table whose rows lead to each."""
     column = _ORDERS.get(order, "ttft_ms")
@@ -278,9 +270,9 @@ def request(run: Run, chosen: Filter, wanted: str, stop: Stop) -> dict[str, Any]
         found = told["request"]
         deployment = whole.rows("SELECT deployment FROM requests WHERE request = ?", [found])[0][0]
         drawn = [
-            pictures.picture(whole, v.name, deployment, request=found)
+            pictures.picture(whole, v.name, deployment, **{_NAMES_ONE: found})
             for v in pictures.views().values()
-            if _can_show_a_request(v)
+            if _shows_one(v)
         ]
     with run.selections.open(chosen, stop) as selection:
         inside = bool(selection.rows("SELECT 1 FROM requests WHERE request = ?", [found]))
@@ -296,9 +288,10 @@ def request(run: Run, chosen: Filter, wanted: str, stop: Stop) -> dict[str, Any]
     }
 
 
-def _can_show_a_request(view: pictures.View) -> bool:
+def _shows_one(view: pictures.View) -> bool:
+    """Whether a picture can be asked for one request."""
     query = library.queries().get(view.query)
-    return query is not None and any(p.name == "request" for p in query.params)
+    return query is not None and any(p.name == _NAMES_ONE for p in query.params)
 
 
 def _section(section: Mapping[str, Any]) -> str:

@@ -11,7 +11,9 @@ import contextlib
 import logging
 import secrets
 import socket
+import threading
 import webbrowser
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
@@ -40,7 +42,8 @@ _KINDS = {"css": "text/css", "js": "text/javascript", "html": "text/html", "svg"
 _NO_STORE = {"cache-control": "no-store"}
 _CLOSED = 499  # the reader has gone; nobody sees it
 
-Work = Callable[[Stop], Any]
+Work = Callable[[Stop], bytes]  # gives JSON
+KEPT = 200  # answers
 
 
 class Page:
@@ -51,14 +54,17 @@ class Page:
         self._vega = vega
         self._script: str | None = None
         self._pool = ThreadPoolExecutor(THREADS, "pdtrace-page")
+        self._kept: OrderedDict[tuple[object, ...], bytes] = OrderedDict()
+        self._lock = threading.Lock()
+        self._warming = Stop()
 
     def application(self, host: str = LOCAL, token: str | None = None) -> Guard:
         """The ASGI application, for requests that name this host and, where there is one, the token."""
         return Guard(self._routes(), host, token)
 
     def _routes(self) -> Starlette:
-        asked = {
-            "overview": lambda _, stop: self.run.overview(stop),
+        asked: dict[str, Callable[[Request, Stop], bytes]] = {
+            "overview": lambda _, stop: orjson.dumps(self.run.overview(stop)),
             "choices": lambda request, stop: self._of(answers.choices, request, stop),
             "diagnosis": lambda request, stop: self._of(answers.diagnosis, request, stop),
             "view": lambda request, stop: self._of(answers.view, request, stop, "name"),
@@ -74,18 +80,46 @@ class Page:
         return Starlette(routes=routes)
 
     def close(self) -> None:
-        """Wait for what still runs."""
+        """Break off what is asked ahead; wait for what still runs."""
+        self._warming.now()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _of(
         self, answer: Callable[..., dict[str, Any]], request: Request, stop: Stop, *keys: str
-    ) -> dict[str, Any]:
+    ) -> bytes:
         """An answer about the selection in the query string, with these of its values."""
         given = [request.query_params.get(key, "") for key in keys]
-        wanted: Filter = self.run.wanted(request.query_params.multi_items(), stop)
-        return answer(self.run, wanted, *given, stop)
+        return self.told(
+            answer, self.run.wanted(request.query_params.multi_items(), stop), stop, *given
+        )
 
-    def _route(self, work: Callable[[Request, Stop], dict[str, Any]]) -> Callable[[Request], Any]:
+    def told(
+        self, answer: Callable[..., dict[str, Any]], wanted: Filter, stop: Stop, *given: str
+    ) -> bytes:
+        """An answer as JSON; the last ones are kept, as the data do not change."""
+        key = (answer, wanted, *given)
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        content = orjson.dumps(answer(self.run, wanted, *given, stop))
+        with self._lock:
+            self._kept[key] = content
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return content
+
+    def warm(self) -> None:
+        """Answer what the first visit asks for before it comes."""
+
+        def work(stop: Stop) -> bytes:
+            wanted = self.run.wanted((), stop)
+            self.told(answers.choices, wanted, stop)
+            return self.told(answers.diagnosis, wanted, stop)
+
+        self._pool.submit(_done, work, self._warming)
+
+    def _route(self, work: Callable[[Request, Stop], bytes]) -> Callable[[Request], Any]:
         async def route(request: Request) -> Response:
             return await self._answer(request, lambda stop: work(request, stop))
 
@@ -128,7 +162,7 @@ def _done(work: Work, stop: Stop) -> tuple[int, bytes]:
     """Status and JSON of a work, or of why there is none."""
     try:
         stop.check()
-        return 200, orjson.dumps(work(stop), option=orjson.OPT_SERIALIZE_NUMPY)
+        return 200, work(stop)
     except (
         BaseException
     ) as error:  # interrupted queries come as KeyboardInterrupt, panics in Rust as themselves
@@ -182,6 +216,7 @@ def serve(
             page.application(host, token), log_level="critical", access_log=False, server_header=False,
             lifespan="off", ws="none", timeout_graceful_shutdown=2,
         )  # fmt: skip
+        page.warm()
         tell(address)
         if show:
             webbrowser.open(address)

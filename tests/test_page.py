@@ -386,9 +386,9 @@ def test_open_to_the_network_it_asks_for_the_token(page: Page) -> None:
 def test_what_nobody_waits_for_is_broken_off(page: Page) -> None:
     slow = "SELECT count(*) AS n FROM range(1000000) a, range(10000000) b WHERE a.range * b.range % 7 = 1"
 
-    def work(stop: Any) -> Any:
+    def work(stop: Any) -> bytes:
         with page.run.selections.open(Filter(deployment="d"), stop) as subset:
-            return subset.sql(slow).to_dicts()
+            return str(subset.sql(slow)).encode()
 
     class Gone:
         async def receive(self) -> dict[str, str]:

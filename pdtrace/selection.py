@@ -29,7 +29,7 @@ from pdtrace.store import Store
 
 KEPT = 12  # selections that stay ready; the one used longest ago goes first
 State = Literal["met", "missed", "open"]  # open: cannot be told, or no class of limits takes it
-_OWN = "{}.deployment IS NOT DISTINCT FROM (SELECT deployment FROM _wanted)"
+_OWN = "{}.deployment IS NOT DISTINCT FROM (SELECT wanted_deployment FROM _wanted)"
 _WORD = re.compile(r"\w+")
 
 
@@ -408,9 +408,10 @@ class Selection(Store):
         """The chosen requests, their legs, and what steps and samples are cut to."""
         wanted, base, run = self.filter, self._selections.base, self.connection
         conditions, given = wanted.conditions()
+        # Names that no parameter of a macro has: DuckDB takes those for columns in views below it too.
         run.execute(
             "CREATE OR REPLACE TABLE _wanted AS"
-            " SELECT ?::VARCHAR AS deployment, ?::BIGINT AS from_ns, ?::BIGINT AS until_ns",
+            " SELECT ?::VARCHAR AS wanted_deployment, ?::BIGINT AS wanted_from, ?::BIGINT AS wanted_until",
             [wanted.deployment, wanted.from_ns, wanted.until_ns],
         )
         own = "" if wanted.deployment is None else f" WHERE {_OWN.format('r')}"
@@ -477,7 +478,7 @@ class Selection(Store):
             parts.append(f"({' OR '.join(inside)})")
         instant = cut.instant if "." in cut.instant else f"t.{cut.instant}"
         if cut.instant and wanted.from_ns is not None:
-            parts.append(f"{instant} >= (SELECT from_ns FROM _wanted)")
+            parts.append(f"{instant} >= (SELECT wanted_from FROM _wanted)")
         if cut.instant and wanted.until_ns is not None:
-            parts.append(f"{instant} < (SELECT until_ns FROM _wanted)")
+            parts.append(f"{instant} < (SELECT wanted_until FROM _wanted)")
         return " AND ".join(parts) or "true"

@@ -215,7 +215,16 @@ def test_who_else_was_in_flight_is_known_in_a_subset_too(memory: Selections) -> 
 
 
 def test_an_empty_selection_has_no_rows_and_no_errors(memory: Selections) -> None:
-    with memory.open(Filter(models=("no such",), limits=LIMITS)) as subset:
+    wanted = Filter(
+        "d",
+        from_ns=0,
+        until_ns=S,
+        models=("no such",),
+        workers=("p0",),
+        limits=LIMITS,
+        states=("met",),
+    )
+    with memory.open(wanted) as subset:
         for name in library.queries():
             subset.query(name)
         assert subset.query("phase_summary").is_empty()

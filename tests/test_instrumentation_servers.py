@@ -1,0 +1,200 @@
+"""Real servers under `pdtrace run`: gunicorn's forked workers, uvicorn --reload; HTTP/2 end to end."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from recorded import Kept, attributes
+
+import pdtrace
+from pdtrace import instrumentation as pdt
+from pdtrace.instrumentation import httpx_client
+from pdtrace.instrumentation.asgi import PdtraceMiddleware
+
+APP = """
+import os
+
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        while True:
+            message = await receive()
+            await send({"type": message["type"] + ".complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+    await receive()
+    head = [(b"content-type", b"text/event-stream"), (b"x-pid", str(os.getpid()).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": head})
+    for text in ("VERSION", "b"):
+        body = b'data: {"choices":[{"text":"' + text.encode() + b'"}]}\\n\\n'
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+    await send({"type": "http.response.body", "body": b"data: [DONE]\\n\\n"})
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def running(tmp_path: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A server below `pdtrace run`, in a folder with app.py."""
+    whole = [sys.executable, "-m", "pdtrace", "run", "-o", str(tmp_path / "traces"), "--", sys.executable, "-m", *command]  # fmt: skip
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    with (tmp_path / "server.log").open("wb") as log:
+        process = subprocess.Popen(whole, cwd=tmp_path, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": path}, start_new_session=True)  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def until(found: Callable[[], Any], seconds: float = 40) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        value = found()
+        if value:
+            return value
+        time.sleep(0.1)
+    raise AssertionError("it did not happen in time")
+
+
+def post(port: int, **headers: str) -> httpx.Response | None:
+    try:
+        return httpx.post(f"http://127.0.0.1:{port}/v1/completions", json={"model": "m"}, headers=headers, timeout=10)  # fmt: skip
+    except httpx.TransportError:
+        return None
+
+
+def recorded(folder: Path) -> list[tuple[int, dict[str, Any]]]:
+    """(process id, attributes) of each request span, once a span in the files."""
+    found = []
+    for path in folder.glob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            (resource,) = json.loads(line)["resourceSpans"]
+            told = {p["key"]: p["value"] for p in resource["resource"]["attributes"]}
+            for span in resource["scopeSpans"][0]["spans"]:
+                if span["name"] == "pdtrace.request":
+                    found.append((int(told["process.pid"]["intValue"]), attributes(span)))
+    return found
+
+
+def test_gunicorn_workers_record_their_own_requests(tmp_path: Path) -> None:
+    pytest.importorskip("gunicorn")
+    worker = "uvicorn_worker.UvicornWorker"
+    if importlib.util.find_spec("uvicorn_worker") is None:
+        pytest.skip("uvicorn-worker is not installed")
+    (tmp_path / "app.py").write_text(APP)
+    port = free_port()
+    with running(tmp_path, "gunicorn", "-w", "2", "-k", worker, "--preload", "-b", f"127.0.0.1:{port}", "app:app"):  # fmt: skip
+        until(lambda: post(port, **{"x-request-id": "first"}))
+        served = Counter()
+        for number in range(200):
+            answer = post(port, **{"x-request-id": f"q{number}"})
+            assert answer is not None
+            assert answer.content.count(b"data:") == 3
+            served[int(answer.headers["x-pid"])] += 1
+            if number >= 30 and len(served) == 2:
+                break
+        asked = sum(served.values())
+    spans = recorded(tmp_path / "traces")
+    mine = [(pid, told) for pid, told in spans if told["pdtrace.request.id"] != "first"]
+    assert len(mine) == asked == len({told["pdtrace.request.id"] for _, told in mine})
+    assert Counter(pid for pid, _ in mine) == served
+    assert {len(told["pdtrace.token.times_us"]) for _, told in mine} == {2}
+    assert "sitecustomize" not in (tmp_path / "server.log").read_text()
+
+
+def test_a_reloaded_server_is_recorded_too(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    port = free_port()
+    with running(tmp_path, "uvicorn", "app:app", "--reload", "--port", str(port)):
+        before = until(lambda: post(port, **{"x-request-id": "old"}))
+        assert b"VERSION" in before.content
+        time.sleep(1.1)  # files are told apart by their times
+        (tmp_path / "app.py").write_text(APP.replace("VERSION", "NEWER"))
+
+        def newer() -> httpx.Response | None:
+            answer = post(port, **{"x-request-id": "new"})
+            return answer if answer is not None and b"NEWER" in answer.content else None
+
+        after = until(newer)
+    spans = recorded(tmp_path / "traces")
+    pids = {told["pdtrace.request.id"]: pid for pid, told in spans}
+    assert pids["old"] == int(before.headers["x-pid"])
+    assert pids["new"] == int(after.headers["x-pid"])
+    assert pids["old"] != pids["new"]
+
+
+def test_http2_from_client_to_server() -> None:
+    """Several streams over one connection: each call has spans of its own, bytes arrive as they were sent."""
+    config = pytest.importorskip("hypercorn.config")
+    serving = pytest.importorskip("hypercorn.asyncio")
+    pytest.importorskip("h2")
+    scope: dict[str, Any] = {}
+    exec(APP, scope)
+    versions: list[str] = []
+
+    async def app(asked: Any, receive: Any, send: Any) -> None:
+        if asked["type"] == "http":
+            versions.append(asked["http_version"])
+        await scope["app"](asked, receive, send)
+
+    kept = Kept()
+    pdtrace.instrument(exporter=kept)
+    httpx_client.instrument()
+
+    async def run() -> list[bytes]:
+        made = config.Config()
+        port = free_port()
+        made.bind, made.loglevel = [f"127.0.0.1:{port}"], "ERROR"
+        over = asyncio.Event()
+        server = asyncio.create_task(serving.serve(PdtraceMiddleware(app, role="router"), made, shutdown_trigger=over.wait))  # fmt: skip
+        for _ in range(200):
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                break
+            except OSError:
+                await asyncio.sleep(0.05)
+        async with httpx.AsyncClient(http1=False, http2=True) as client:
+            calls = [client.post(f"http://127.0.0.1:{port}/v1/completions", json={}) for _ in range(4)]  # fmt: skip
+            answers = await asyncio.gather(*calls)
+        over.set()
+        await server
+        return [answer.content for answer in answers]
+
+    try:
+        contents = asyncio.run(run())
+    finally:
+        httpx_client.uninstrument()
+        pdt.flush()
+        pdtrace.uninstrument()
+    assert set(versions) == {"2"}
+    assert {content.count(b"data:") for content in contents} == {3}
+    served = [s for s in kept.named("pdtrace.request") if attributes(s)["pdtrace.worker.role"] == "router"]  # fmt: skip
+    called = {s["spanId"] for s in kept.named("pdtrace.request") if attributes(s)["pdtrace.worker.role"] == "client"}  # fmt: skip
+    assert len(served) == 4
+    assert {s["parentSpanId"] for s in served} == called
+    assert {len(attributes(s)["pdtrace.token.times_us"]) for s in served} == {2}

@@ -19,13 +19,16 @@ from pdtrace._door import format_option, open_trace, paths_argument, reading_opt
               help="Compare this deployment of A (with that of B). May be repeated.")  # fmt: skip
 @click.option("--same", multiple=True, metavar="CONDITION",
               help="Vouch that a condition which the data do not tell is the same, such as hardware; 'unknown' for all such. May be repeated.")  # fmt: skip
+@click.option("--report", "page", metavar="FILE", type=click.Path(), help="Also write it as one .html file, both runs on the same axes.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace that file if it exists.")
 def compare(a: str, b: str, style: str, slo: str | None, deployments: tuple[str, ...], same: tuple[str, ...],
-            since: str | None, until: str | None, keep_content: bool, debug: bool) -> None:  # fmt: skip
+            page: str | None, force: bool, since: str | None, until: str | None, keep_content: bool, debug: bool) -> None:  # fmt: skip
     """Set two runs side by side: conditions first, then differences; a winner only where conditions allow.
 
     \b
     pdtrace compare before/ after/
     pdtrace compare before.duckdb after.duckdb --slo ttft=500ms,tpot=50ms
+    pdtrace compare before/ after/ --report difference.html
     pdtrace compare bench_a.json bench_b.json --same hardware --same model
     """
     from pdtrace import terminal
@@ -39,6 +42,10 @@ def compare(a: str, b: str, style: str, slo: str | None, deployments: tuple[str,
         open_trace((b,), since, until, keep_content) as second,
     ):
         found = run(first.store, second.store, (a, b), limits, same, deployments)
+        if page:
+            from pdtrace import compare_report
+
+            compare_report.write(found, (first.store, second.store), page, force=force)
     terminal.show_report(found.to_dict(), report(found), style)
 
 

@@ -69,7 +69,7 @@ def write(store: Store, output: str, policy: SloPolicy | None = None, *, force: 
         page = page_of(diagnosis, drawn, vega.text())
     finally:
         vega.stop()
-    _put(target, page)
+    put(target, page)
     return diagnosis
 
 
@@ -102,7 +102,8 @@ def check_target(target: Path, *, force: bool) -> None:
         )
 
 
-def _put(target: Path, page: str) -> None:
+def put(target: Path, page: str) -> None:
+    """Write a page; it appears under its name only when it is whole. Raises PdtraceError."""
     draft = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         draft.write_text(page, "utf-8")
@@ -122,24 +123,29 @@ def page_of(diagnosis: Diagnosis, drawn: Sequence[Sequence[Picture]], vega: str)
     sections = [_report_parts.deployment(d, p, n) for n, (d, p) in enumerate(parts)]
     main = _chooser(diagnosis) + "".join(sections) + _report_parts.lists(diagnosis)
     names = ", ".join(part.name or part.id for part in diagnosis.deployments) or "nothing"
+    return shell(names, header("pdtrace report", diagnosis.overview), main, vega)
+
+
+def shell(title: str, head: str, main: str, vega: str) -> str:
+    """A whole page around a header and what it holds, with the scripts that draw."""
     config = orjson.dumps(pictures.config("page")).decode()
     scripts = [safe(code) for code in (vega, static("pictures.js"), static("report.js"))]
     body = (
-        _header(diagnosis)
+        head
         + tag("main", main)
         + tag("footer", f"made by pdtrace {escaped(__version__)}; this page loads nothing from the network")
         + tag("div", "", class_="said", role="status", aria_live="polite")
         + f'<script type="application/json" id="pdtrace-config">{safe(config)}</script>'
         + "".join(f"<script>{code}</script>" for code in scripts)
     )  # fmt: skip
-    head = (
+    meta = (
         '<meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy_of(scripts)}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'{MARK} {escaped(__version__)}"><meta name="referrer" content="no-referrer">'
-        f"<title>pdtrace: {escaped(names[:120])}</title><style>{static('report.css')}</style>"
+        f"<title>pdtrace: {escaped(title[:120])}</title><style>{static('report.css')}</style>"
     )
-    return f'<!doctype html>\n<html lang="en">\n<head>{head}</head>\n<body>{body}</body>\n</html>\n'
+    return f'<!doctype html>\n<html lang="en">\n<head>{meta}</head>\n<body>{body}</body>\n</html>\n'
 
 
 def policy_of(scripts: Sequence[str], connect: str = "'none'") -> str:
@@ -167,15 +173,16 @@ def static(name: str) -> str:
     return (files("pdtrace") / "static" / name).read_text("utf-8")
 
 
-def _header(diagnosis: Diagnosis) -> str:
+def header(title: str, overview: str) -> str:
+    """The head of a page: what it is, its first sentence, buttons for zone and colours."""
     tools = (
         '<button id="zone" type="button" aria-pressed="false" title="show times in UTC">UTC</button>'
         '<button id="theme" type="button">dark</button>'
     )
     return tag(
         "header",
-        "<h1>pdtrace report</h1>"
-        + tag("p", _report_parts.text(diagnosis.overview))
+        tag("h1", escaped(title))
+        + tag("p", _report_parts.text(overview))
         + tag("div", tools, class_="tools")
         + "<noscript><p>The pictures need scripts; the text does not.</p></noscript>",
         class_="page",

@@ -78,7 +78,7 @@ def start(
     name: str,
     model: Path,
     port: int,
-    otlp: int,
+    otlp: int | None,
     *,
     words: Sequence[str] = (),
     env: Mapping[str, str] = {},
@@ -89,10 +89,13 @@ def start(
     command = [
         vllm, "serve", str(model), "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port),
         "--load-format", "dummy", "--enforce-eager", "--max-model-len", "8192", "--max-num-batched-tokens", "2048",
-        "--max-num-seqs", "64", "--otlp-traces-endpoint", f"http://127.0.0.1:{otlp}/v1/traces",
-        "--enable-log-requests", "--enable-logging-iteration-details", "--enable-request-id-headers",
-        "--enable-prompt-tokens-details", "--enable-per-request-metrics", *words,
+        "--max-num-seqs", "64", "--enable-request-id-headers", "--enable-prompt-tokens-details", *words,
     ]  # fmt: skip
+    if otlp:
+        command += [
+            "--otlp-traces-endpoint", f"http://127.0.0.1:{otlp}/v1/traces", "--enable-log-requests",
+            "--enable-logging-iteration-details", "--enable-per-request-metrics",
+        ]  # fmt: skip
     if doors:
         command += [
             "--scheduler-cls",

@@ -112,11 +112,36 @@ def _children(legs: pl.DataFrame, parent: Ints, outer: Ints) -> pl.DataFrame:
         pl.Series("family", outer), pl.Series("hop", np.where(parent == outer, -1, parent))
     )  # fmt: skip
     frame = frame.filter((pl.col("family") >= 0) & ~pl.col("container"))
+    frame = _fronts(frame)
     frame = frame.filter(pl.len().over("family") > 1)
-    engine = pl.col("obs") == ENGINE
+    engine = (pl.col("obs") == ENGINE) | pl.col("fronts")
     return frame.with_columns(
         (engine & pl.col("plike")).alias("prefill"), (engine & ~pl.col("plike")).alias("decode")
     ).sort("family", "lo", "leg", nulls_last=True)
+
+
+def _fronts(frame: pl.DataFrame) -> pl.DataFrame:
+    """Column `fronts`: legs that lead to one engine's leg only (its API server) stand for it: its role, its part."""
+    below = (
+        frame.group_by("family")
+        .agg(
+            (pl.len() == 1).alias("fronts"),
+            (pl.col("obs") == ENGINE).all().alias("engines"),
+            pl.col("plike").first().alias("plike_below"),
+            pl.col("role").first().alias("role_below"),
+        )
+        .filter(pl.col("fronts") & pl.col("engines"))
+        .select(pl.col("family").alias("n"), "fronts", "plike_below", "role_below")
+    )
+    return (
+        frame.join(below, on="n", how="left", maintain_order="left")
+        .with_columns(
+            pl.col("fronts").fill_null(value=False),
+            pl.coalesce("plike_below", "plike").alias("plike"),
+            pl.coalesce("role_below", "role").alias("role"),
+        )
+        .drop("plike_below", "role_below")
+    )
 
 
 def _families(

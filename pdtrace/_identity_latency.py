@@ -15,6 +15,7 @@ from pdtrace._identity_observations import (
     observed,
     prepared,
     timed,
+    with_fronts,
     with_roles,
 )
 from pdtrace.model import OBSERVERS
@@ -50,6 +51,7 @@ def build(store: Store) -> None:
     """Fill requests, observations, roles of legs and workers, mode and headline of deployments."""
     legs = narrow(store, _COLUMNS, "request IS NOT NULL AND container IS NOT TRUE")
     legs, inferred = with_roles(prepared(legs))
+    legs = with_fronts(legs, _carried(store, legs))
     observers = {name: observed(legs, name) for name in OBSERVERS}
     requests = gathered(legs, observers)
     # What nobody reads any more is let go: of a million requests these columns are a gigabyte.
@@ -375,6 +377,18 @@ def with_headline(
         ]
     )
     return requests.join(values, on="r", how="left", maintain_order="left")
+
+
+def _carried(store: Store, legs: pl.DataFrame) -> pl.DataFrame:
+    """Front ends and the engine's legs right below them; none where only one front end is there."""
+    fronts = legs.filter(pl.col("observer") == "frontend")["worker"].drop_nulls()
+    few = "false" if fronts.n_unique() < 2 else "true"
+    return store.sql(
+        f"""SELECT f.rowid AS row, e.rowid AS row_below
+            FROM legs f JOIN legs e ON e.trace_id = f.trace_id AND e.parent_span_id = f.span_id AND e.request = f.request
+            WHERE {few} AND f.observer = 'frontend' AND e.observer = 'engine'
+              AND f.container IS NOT TRUE AND e.container IS NOT TRUE"""
+    )
 
 
 def _write_roles(

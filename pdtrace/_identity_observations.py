@@ -77,6 +77,25 @@ def with_roles(legs: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     return legs.join(duty, on="row", how="left", maintain_order="left"), inferred
 
 
+def with_fronts(legs: pl.DataFrame, carried: pl.DataFrame) -> pl.DataFrame:
+    """Front ends of the engines that share a request (their API servers) have the engine's duty: none saw it all.
+
+    `carried` names the legs: row of the front end, row_below of the engine.
+    """
+    duty = legs.filter(pl.col("duty").is_not_null()).select("r", row_below="row", front_duty="duty")
+    told = carried.join(duty, on="row_below").unique(["row", "front_duty"])
+    told = told.filter(
+        ~pl.col("row").is_duplicated() & (pl.col("front_duty").n_unique().over("r") > 1)
+    )
+    if told.height == 0:
+        return legs
+    return (
+        legs.join(told.select("row", "front_duty"), on="row", how="left", maintain_order="left")
+        .with_columns(pl.coalesce("duty", "front_duty").alias("duty"))
+        .drop("front_duty")
+    )
+
+
 def _two_behind_one_name() -> pl.Expr:
     """Whether a name that several processes may bear did a prefill and, apart from it, a decode.
 
@@ -100,7 +119,8 @@ def chosen(rows: pl.DataFrame, which: pl.Series) -> pl.DataFrame:
 def observed(legs: pl.DataFrame, observer: str) -> pl.DataFrame:
     """What one observer saw: one row per request, from its outermost leg, streams together."""
     rows = chosen(legs, legs["observer"] == observer)
-    whole = pl.col("duty").is_null() & (observer == "engine")
+    engine = pl.lit(observer == "engine")
+    whole = pl.col("duty").is_null() & engine
     rows = rows.with_columns(
         pl.lit(1, pl.Int64).alias("streams"),
         pl.col("lo").alias("begin"),
@@ -109,8 +129,8 @@ def observed(legs: pl.DataFrame, observer: str) -> pl.DataFrame:
         pl.col("status")
         .replace_strict(OUTCOMES, default=None, return_dtype=pl.Int8)
         .alias("outcome"),
-        pl.when(pl.col("duty") == "prefill").then("worker").alias("prefill_worker"),
-        pl.when(pl.col("duty") == "decode").then("worker").alias("decode_worker"),
+        pl.when(engine & (pl.col("duty") == "prefill")).then("worker").alias("prefill_worker"),
+        pl.when(engine & (pl.col("duty") == "decode")).then("worker").alias("decode_worker"),
         pl.when(whole).then("worker").alias("ran_on"),
         whole.alias("ran"),
         pl.lit(None, pl.String).alias("first_token_origin"),

@@ -8,6 +8,7 @@ the front end too. Of steps that both tell, those with instants stay: a step twi
 
 from __future__ import annotations
 
+from pdtrace import workers
 from pdtrace.semconv import SPAN_REQUEST
 from pdtrace.store import Store
 
@@ -28,7 +29,7 @@ SELECT o.leg AS outer_leg, i.leg AS inner_leg,
                  AND f.start_ns <= o.end_ns AND f.end_ns >= o.start_ns) AS fronted
 FROM told o JOIN told i ON i.external_id = o.external_id
 WHERE i.inner_record AND NOT o.inner_record AND i.observer = 'engine' AND o.observer = 'engine'
-  AND i.worker IS DISTINCT FROM o.worker AND i.request_id <> i.external_id
+  AND i.request_id <> i.external_id
   AND o.request_id IN (i.request_id, regexp_replace(i.request_id, '-[0-9a-f]{{8}}$', ''))
   AND i.start_ns >= o.start_ns - {_SLACK_NS} AND i.end_ns <= o.end_ns + {_SLACK_NS}
   AND i.prompt_tokens = o.prompt_tokens AND i.output_tokens = o.output_tokens
@@ -36,6 +37,21 @@ QUALIFY row_number() OVER (PARTITION BY o.leg ORDER BY abs(i.start_ns - o.start_
 """
 
 
+# Who recorded the same work is one worker under several instance ids: engine and engine, and the front end above it.
+_SAME = """
+WITH pairs AS (
+  SELECT o.worker AS known, i.worker AS other
+  FROM leg_twins t JOIN legs o ON o.leg = t.outer_leg JOIN legs i ON i.leg = t.inner_leg
+  UNION ALL
+  SELECT o.worker, f.worker
+  FROM leg_twins t JOIN legs o ON o.leg = t.outer_leg
+  JOIN legs f ON f.trace_id = o.trace_id AND f.span_id = o.parent_span_id AND f.observer = 'frontend'
+), distinct_pairs AS (
+  SELECT DISTINCT known, other FROM pairs WHERE known <> other AND other LIKE 'instance:%'
+)
+SELECT known AS worker, 'instance' AS kind, substr(other, 10) AS value FROM distinct_pairs
+QUALIFY count(*) OVER (PARTITION BY other) = 1
+"""
 # Steps without a start (log lines of a second's resolution), in the time in which others of the same worker have one.
 _STEPS = """
 DELETE FROM steps WHERE start_ns IS NULL AND EXISTS (
@@ -50,11 +66,15 @@ DELETE FROM steps WHERE start_ns IS NULL AND EXISTS (
 
 def unite(store: Store) -> None:
     """Leave one record of the engine's work; what the other one reported of itself goes with it."""
+    if store.rows(f"SELECT 1 FROM spans WHERE name = '{SPAN_REQUEST}' LIMIT 1"):
+        _unite_legs(store)
     store.execute(_STEPS)
-    if not store.rows(f"SELECT 1 FROM spans WHERE name = '{SPAN_REQUEST}' LIMIT 1"):
-        return
+
+
+def _unite_legs(store: Store) -> None:
     store.execute(_PAIRS)
     if store.count("leg_twins"):
+        _unite_workers(store)
         outer = "leg IN (SELECT outer_leg FROM leg_twins)"
         fronted = "leg IN (SELECT outer_leg FROM leg_twins WHERE fronted)"
         store.execute(f"DELETE FROM intervals WHERE {outer}")
@@ -67,3 +87,10 @@ def unite(store: Store) -> None:
                 WHERE {outer}"""
         )
     store.execute("DROP TABLE leg_twins")
+
+
+def _unite_workers(store: Store) -> None:
+    same = store.sql(_SAME)
+    if same.height:
+        store.append("worker_aliases", same)
+        workers.resolve(store)

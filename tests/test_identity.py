@@ -1054,3 +1054,36 @@ def test_an_engine_that_is_its_own_front_end_is_an_engine(fleet: Fleet) -> None:
     store = fleet.run()
     assert store.sql("SELECT role FROM workers").rows() == [("aggregated",)]
     assert {row["mode"] for row in store.sql("FROM requests").to_dicts()} == {"aggregated"}
+
+
+def pd_behind_api_servers(fleet: Fleet, *, ids: tuple[str, str] = ("q", "q")) -> None:
+    """A router calls two vLLM servers, each an API server above its engine, one after the other."""
+    kw: dict[str, Any] = {"trace_id": "t"}
+    fleet.leg("R", "router", "instance:r", 0, 2, first=1.2, span_id="r", parent_span_id="caller", external_id="q", role="router", **kw)  # fmt: skip
+    for name, role, own, start, end, tokens in (("P", "prefill", ids[0], 0.1, 0.8, 1), ("D", "decode", ids[1], 0.9, 1.9, 9)):  # fmt: skip
+        first = start + 0.3
+        fleet.leg(f"H{name}", "router", "instance:r", start, end, span_id=f"h{name}", parent_span_id="r", container=True, **kw)  # fmt: skip
+        fleet.leg(f"F{name}", "frontend", f"instance:{name}", start + 0.01, end, first=first + 0.01, span_id=f"f{name}", parent_span_id=f"h{name}", external_id=own, role="frontend", output_tokens=tokens, **kw)  # fmt: skip
+        fleet.leg(f"E{name}", "engine", f"instance:{name}", start + 0.02, end, first=first, span_id=f"e{name}", parent_span_id=f"f{name}", external_id=own, request_id=f"chatcmpl-{own}", role=role, output_tokens=tokens, **kw)  # fmt: skip
+
+
+def test_p_and_d_behind_their_own_front_ends_are_one_request(fleet: Fleet) -> None:
+    pd_behind_api_servers(fleet)
+    store = fleet.run()
+    assert set(requests_of(store).values()) == {"q"}
+    request = only(store)
+    assert (request["mode"], request["ttft_ms"]) == ("disaggregated", pytest.approx(1200))
+    assert (request["prefill_worker"], request["decode_worker"]) == ("instance:P", "instance:D")
+    # Neither front end saw the whole request: no TTFT of "the frontend".
+    seen = store.sql("SELECT observer, ttft_ms FROM observations WHERE observer = 'frontend'").rows()  # fmt: skip
+    assert seen == [("frontend", None)]
+
+
+def test_two_calls_of_an_agent_through_api_servers_stay_two(fleet: Fleet) -> None:
+    kw: dict[str, Any] = {"trace_id": "t"}
+    fleet.leg("A", "gateway", "instance:a", 0, 2, span_id="a", **kw)
+    for name, start in (("1", 0.1), ("2", 1.1)):
+        fleet.leg(f"F{name}", "frontend", "instance:v", start, start + 0.6, span_id=f"f{name}", parent_span_id="a", external_id=f"q{name}", role="frontend", **kw)  # fmt: skip
+        fleet.leg(f"E{name}", "engine", "instance:v", start + 0.1, start + 0.5, span_id=f"e{name}", parent_span_id=f"f{name}", external_id=f"q{name}", role="aggregated", output_tokens=9, **kw)  # fmt: skip
+    found = requests_of(fleet.run())
+    assert (found["F1"], found["F2"]) == (found["E1"], found["E2"]) == ("q1", "q2")

@@ -157,8 +157,9 @@ def test_a_very_long_stream_stays_bounded(kept: Kept) -> None:
     for _ in range(count):
         events.feed(EVENT)
     assert len(events._head) + len(events._tail) < 10  # texts are not kept
-    assert request.stream.times.itemsize * len(request.stream.times) == 8 * count
     request.end()
+    assert isinstance(request.stream.times, array)
+    assert request.stream.times.itemsize * len(request.stream.times) == 8 * count
     pdt.flush()
     (span,) = kept.spans
     (times,) = [p["value"]["arrayValue"]["values"] for p in span["attributes"] if p["key"] == "pdtrace.token.times_us"]  # fmt: skip

@@ -18,6 +18,7 @@ from pdtrace.instrumentation.engine_steps import PARTS
 from pdtrace.instrumentation.requests import Request, Stream
 
 Span = dict[str, Any]
+PAIRS = "_pairs"  # key of a span that is not yet JSON: its attributes by name
 
 # Kinds of spans in OTLP.
 _INTERNAL, _SERVER, _CLIENT = 1, 2, 3
@@ -86,7 +87,15 @@ _NEAREST = {
 
 
 def spans(request: Request) -> list[Span]:
-    """All spans of one finished request, or of a run of engine steps."""
+    """All spans of one finished request, or of a run of engine steps, in OTLP's JSON."""
+    made = described(request)
+    for span in made:
+        span["attributes"] = attributes_of(span.pop(PAIRS))
+    return made
+
+
+def described(request: Request) -> list[Span]:
+    """The same spans with their attributes as they are, under PAIRS."""
     if request.name != s.SPAN_REQUEST:
         return _steps(request)
     made = [_request_span(request, index) for index in range(len(request.streams))]
@@ -170,7 +179,7 @@ def _span(
         "kind": kind,
         "startTimeUnixNano": str(start + shift),
         "endTimeUnixNano": str(end + shift),
-        "attributes": attributes_of(pairs),
+        PAIRS: pairs,
     }
     if parent_id is not None:
         span["parentSpanId"] = parent_id

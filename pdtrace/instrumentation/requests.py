@@ -38,7 +38,8 @@ class Stream:
     __slots__ = ("_append", "counts", "times")
 
     def __init__(self) -> None:
-        self.times = array("q")  # 8 bytes a token
+        # A list while tokens come, since its append costs half of an array's; 8 bytes a token at the end.
+        self.times: list[int] | array[int] = []
         self.counts: array[int] | None = None
         self._append = self.times.append  # looked up once, not for each token
 
@@ -53,6 +54,10 @@ class Stream:
         if count != 1 or self.counts is not None:
             self._counted(count)
         self._append(time_ns)
+
+    def close(self) -> None:
+        """No more tokens come: the instants take less room from here on."""
+        self.times = array("q", self.times)
 
     def _counted(self, count: int) -> None:
         if self.counts is None:
@@ -255,6 +260,8 @@ class Request(_Block):
             return
         self.ended = True
         self.end_ns = perf_counter_ns()
+        for stream in self.streams:
+            stream.close()
         if error is not None:
             self.error = error if isinstance(error, str) else type(error).__name__
         if aborted:

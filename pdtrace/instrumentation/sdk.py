@@ -82,22 +82,23 @@ class Bridge:
     def export(self, requests: Sequence[Request], dropped: int) -> None:
         """Tell the SDK the phases of finished requests and end their spans."""
         for request in requests:
-            for made in encode.spans(request):
-                self._told(request, made)
+            own = request.span
+            below = None if own is None else trace.set_span_in_context(own)
+            for made in encode.described(request):
+                self._told(request, made, below)
 
-    def _told(self, request: Request, made: encode.Span) -> None:
-        own = request.span
-        if made["spanId"] == request.span_id and own is not None:
-            span = own
-        elif made.get("_span") is not None:
-            span = made["_span"]
+    def _told(self, request: Request, made: encode.Span, below: Any) -> None:
+        attributes = {key: plain(value) for key, value in made[encode.PAIRS].items()}
+        span = made.get("_span")
+        if made["spanId"] == request.span_id and request.span is not None:
+            span = request.span
+        if span is not None:
+            span.set_attributes(attributes)
         else:
-            context = None if own is None else trace.set_span_in_context(own)
             span = self._tracer.start_span(
-                made["name"], context, kind=_KINDS[made["kind"]], start_time=int(made["startTimeUnixNano"])
+                made["name"], below, kind=_KINDS[made["kind"]], attributes=attributes,
+                start_time=int(made["startTimeUnixNano"]),
             )  # fmt: skip
-        for pair in made["attributes"]:
-            span.set_attribute(pair["key"], plain(pair["value"]))
         for link in _links(made):
             span.add_link(link.context)
         if made.get("status"):
@@ -118,7 +119,7 @@ class Endpoint:
 
     def export(self, requests: Sequence[Request], dropped: int) -> None:
         """Send them; raises where the endpoint did not take them."""
-        spans = [self._span(made) for request in requests for made in encode.spans(request)]
+        spans = [self._span(made) for request in requests for made in encode.described(request)]
         result = self._exporter.export(spans)
         if result.name != "SUCCESS":
             raise OSError("the OTLP endpoint did not take the spans")
@@ -131,7 +132,7 @@ class Endpoint:
             context=_context_of(own),
             parent=_context_of(Parent(own.trace_id, parent, sampled=True)) if parent else None,
             resource=self._resource,
-            attributes={pair["key"]: plain(pair["value"]) for pair in made["attributes"]},
+            attributes={key: plain(value) for key, value in made[encode.PAIRS].items()},
             links=_links(made),
             kind=_KINDS[made["kind"]],
             status=Status(StatusCode.ERROR if made.get("status") else StatusCode.UNSET),
@@ -164,17 +165,17 @@ def otlp_exporter(endpoint: str | None = None) -> SpanExporter:
     return Http(endpoint=endpoint)
 
 
-def plain(value: Mapping[str, Any]) -> Any:
-    """The value of an OTLP/JSON attribute as the SDK takes it."""
-    ((kind, inner),) = value.items()
-    if kind == "intValue":
-        return int(inner)
-    if kind == "doubleValue":
-        return float(inner)
-    if kind == "arrayValue":
-        values = inner["values"]
-        return values.tolist() if isinstance(values, array) else [plain(item) for item in values]
-    return inner
+def plain(value: Any) -> Any:
+    """The value of an attribute as the SDK takes it."""
+    if isinstance(value, str | bool | float):
+        return value
+    if isinstance(value, int):
+        return value if -(2**63) <= value < 2**63 else str(value)
+    if isinstance(value, array):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value)
 
 
 def _links(made: encode.Span) -> list[Link]:

@@ -70,7 +70,9 @@ def sentence(rows: pl.DataFrame) -> str | None:
         return None
     longest = rows.sort("place")["request"][0]
     mine = rows.filter(request=longest)
-    said = f"the longest request, {longest}, took {numbers.duration(mine['e2e_ms'][0])}{_of(mine)}"
+    named = mine["chosen_by"][0] == "name"
+    who = f"request {longest}" if named else f"the longest request, {longest},"
+    said = f"{who} took {numbers.duration(mine['e2e_ms'][0])}{_of(mine)}"
     late = rows.filter(pl.col("ttft_ms").is_not_null()).sort("ttft_ms", descending=True)
     if late.height and late["request"][0] != longest:
         row = late.row(0, named=True)

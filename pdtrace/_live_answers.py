@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pdtrace import __version__, _live_state, _report_parts, library, numbers, pictures
 from pdtrace._report_parts import escaped, tag, text
-from pdtrace.diagnose import diagnose, iso
+from pdtrace.diagnose import Deployment, Diagnosis, diagnose, iso
 from pdtrace.errors import PdtraceError
 from pdtrace.explain import explain
-from pdtrace.model import SloPolicy
+from pdtrace.model import Finding, SloPolicy
 from pdtrace.phrases import shorten, worker_names
 from pdtrace.selection import Filter, Selection, Selections, Stop
 from pdtrace.store import Store
@@ -32,6 +32,8 @@ _MIXED = {
     "workers": "steps and samples in it are of all requests of the workers",
     "run": "what was computed once for the whole run (interference, links, clocks, changes) stays that of the whole run",
 }
+# Findings whose own number was computed once, when the run was read.
+_COMPUTED_ONCE = {"prefill_interference", "regime_change", "warm_up", "clock_skew"}
 _NAMES_ONE = "of_request"  # parameter of queries that can be asked for one request
 _ORDERS = {"ttft": "ttft_ms", "total": "e2e_ms", "token": "tpot_ms"}
 
@@ -43,6 +45,7 @@ class Run:
     selections: Selections
     title: str
     limits: SloPolicy | None = None
+    whole: dict[Filter, Diagnosis] = field(default_factory=dict)  # of each deployment, once made
 
     @classmethod
     def of(cls, store: Store, title: str, limits: SloPolicy | None = None) -> Run:
@@ -178,20 +181,69 @@ def remark(chosen: Filter, query: str) -> str:
 
 
 def diagnosis(run: Run, chosen: Filter, stop: Stop) -> dict[str, Any]:
-    """The diagnosis of the selection, as two pieces of the page: what is said first, and last."""
-    with run.selections.open(chosen, stop) as selection:
-        found = diagnose(selection, chosen.limits)
-        counts = selection.counts()
-    part = next((d for d in found.deployments if d.id == chosen.deployment), None)
+    """The diagnosis of the selection, as two pieces of the page: what is said first, and last.
+
+    The verdict rests on what is of the selection; findings of the whole run stand apart, as the whole run has them.
+    """
+    everything = Filter(deployment=chosen.deployment, limits=chosen.limits)
+    whole = run.whole.get(everything)
+    if whole is None:
+        with run.selections.open(everything, stop) as selection:
+            whole = run.whole[everything] = diagnose(selection, chosen.limits)
+    part = _part(whole, chosen)
     if part is None:
-        nothing = tag("p", text(found.overview), class_="verdict")
-        return {"opening": nothing, "closing": _report_parts.lists(found)}
-    part = replace(part, judged=() if not counts["chosen"] else part.judged)
-    remarks = {f.id: remark(chosen, f.id) for f in part.findings if f.id in library.queries()}
+        nothing = tag("p", text(whole.overview), class_="verdict")
+        return {"opening": nothing, "closing": _report_parts.lists(whole)}
+    if chosen == everything:
+        closing = _report_parts.closing(part) + _report_parts.lists(whole)
+        return {"opening": _report_parts.opening(part), "closing": closing}
+    return _of_selection(run, chosen, part, stop)
+
+
+def _of_selection(run: Run, chosen: Filter, whole: Deployment, stop: Stop) -> dict[str, Any]:
+    others = [f for f in whole.findings if _is_of(f, chosen, "run")]
+    with run.selections.open(chosen, stop) as selection:
+        if not selection.counts()["chosen"]:
+            nothing = tag("p", "No request fits these filters.", class_="verdict")
+            return {"opening": nothing + _apart(others, chosen), "closing": ""}
+        found = diagnose(
+            selection, chosen.limits, lambda name: set(chosen.scope(name)) <= {"selection"}
+        )
+        ((start, end),) = selection.rows("SELECT min(start_ns), max(end_ns) FROM requests")
+    part = _part(found, chosen) or whole
+    others += [f for f in part.findings if _is_of(f, chosen, "workers")]
+    mine = [f for f in part.findings if not _is_of(f, chosen, "run", "workers")]
+    part = replace(part, findings=tuple(mine), window=(iso(start), iso(end)), judged=())
+    remarks = {f.id: remark(chosen, f.id) for f in mine}
     return {
-        "opening": _report_parts.opening(part, remarks),
+        "opening": _report_parts.opening(part, remarks) + _apart(others, chosen),
         "closing": _report_parts.closing(part) + _report_parts.lists(found),
     }
+
+
+def _part(found: Diagnosis, chosen: Filter) -> Deployment | None:
+    return next((d for d in found.deployments if d.id == chosen.deployment), None)
+
+
+def _is_of(finding: Finding, chosen: Filter, *places: str) -> bool:
+    """Whether a finding's number is of the whole run or of workers, and not of the selection."""
+    scope = chosen.scope(finding.id)
+    if "run" in scope and ("selection" not in scope or finding.id in _COMPUTED_ONCE):
+        return "run" in places
+    return scope == ("workers",) and "workers" in places
+
+
+def _apart(findings: Sequence[Finding], chosen: Filter) -> str:
+    """Findings that are not of the selection."""
+    if not findings:
+        return ""
+    said = "".join(
+        _report_parts.finding(
+            f, _SCOPES[("workers",) if _is_of(f, chosen, "workers") else ("run",)]
+        )
+        for f in findings
+    )
+    return tag("h2", "Not of the selection") + tag("ol", said, class_="findings")
 
 
 def view(run: Run, chosen: Filter, name: str, stop: Stop) -> dict[str, Any]:
@@ -284,8 +336,12 @@ def request(run: Run, chosen: Filter, wanted: str, stop: Stop) -> dict[str, Any]
         "request": found,
         "html": lines + note,
         "sections": sections,
-        "pictures": [_shown(picture) for picture in drawn if picture.there],
+        "pictures": [_shown(_of_one(picture)) for picture in drawn if picture.there],
     }
+
+
+def _of_one(picture: pictures.Picture) -> pictures.Picture:
+    return replace(picture, title="Step by step", question="Where did its time go?")
 
 
 def _shows_one(view: pictures.View) -> bool:

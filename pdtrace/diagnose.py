@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -157,10 +157,13 @@ def _when(finding: Finding) -> dict[str, Any] | None:
     return {"start": iso(start), "end": iso(end), "share": part}
 
 
-def diagnose(store: Store, slo: Slo | SloPolicy | None = None) -> Diagnosis:
+def diagnose(
+    store: Store, slo: Slo | SloPolicy | None = None, heard: Callable[[str], bool] = bool
+) -> Diagnosis:
     """Diagnose what the store holds. Every deployment is judged apart; nothing is pooled.
 
     Limits by class judge requests one by one; findings go by limits that hold for every request only.
+    `heard`: which findings, by id, the verdict may rest on; all of them unless told otherwise.
     """
     policy = goodput.as_policy(slo)
     goodput.give(store, policy)
@@ -170,11 +173,14 @@ def diagnose(store: Store, slo: Slo | SloPolicy | None = None) -> Diagnosis:
     with store.computed_once(*held, *(goodput.READ_BY_MANY if policy else ())):
         if policy:
             goodput.judge_streams(store)
-        return _diagnose(store, policy, asked)
+        return _diagnose(store, policy, asked, heard)
 
 
 def _diagnose(
-    store: Store, policy: SloPolicy | None, asked: Mapping[str, Mapping[str, object]]
+    store: Store,
+    policy: SloPolicy | None,
+    asked: Mapping[str, Mapping[str, object]],
+    heard: Callable[[str], bool],
 ) -> Diagnosis:
     slo = policy.single() if policy else Slo()
     problems = _problems(store)
@@ -223,7 +229,8 @@ def _diagnose(
         )
         if policy:
             deployment = _limited(store, deployment)
-        deployments.append(_judged(store, deployment, findings, facts, dependence, slo))
+        spoken = [(f, row) for f, row in findings if heard(f.id)]
+        deployments.append(_judged(store, deployment, spoken, facts, dependence, slo))
     sources = tuple(coverage.sources(store))
     return Diagnosis(
         overview=wording.overview(deployments, sources),
@@ -279,7 +286,8 @@ def _judged(
         )
     deployment = replace(deployment, notes=tuple(notes))
     rows = {f.id: row for f, row in findings if f.deployment == deployment.id}
-    return replace(deployment, verdict=wording.verdict(deployment, rows))
+    telling = replace(deployment, findings=tuple(f for f in deployment.findings if f.id in rows))
+    return replace(deployment, verdict=wording.verdict(telling, rows))
 
 
 def _findings(

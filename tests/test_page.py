@@ -443,3 +443,33 @@ def test_the_command_prints_its_address_and_ends_with_ctrl_c(tmp_path: Path) -> 
             assert process.wait(30) == 0
         finally:
             process.kill()
+
+
+# --- what is of the selection, and what is not
+
+
+def test_findings_of_the_whole_run_stand_apart_and_out_of_the_verdict() -> None:
+    store = Store()
+    fill(store)
+    store.append("interference_steps", [{
+        "worker": "w0", "rank": "0", "deployment": "d", "role": "aggregated", "capture": "full", "steps": 100, "decode_only_steps": 50,
+        "mixed_steps": 50, "affected_steps": 50, "lost_s": 49.0, "lost_low_s": 48.0, "lost_high_s": 50.0, "decode_s": 100.0,
+        "lost_ratio": 0.49, "lost_ratio_low": 0.48, "lost_ratio_high": 0.5, "flagged": True,
+    }])  # fmt: skip
+    store.install()
+    page = page_of(store)
+    opening = {
+        q: told(page, f"/api/diagnosis?{q}")["opening"]
+        for q in ("", "tenant=red", "worker=w0", "tenant=none")
+    }
+    verdict = {q: re.search('class="verdict">([^<]*)<', text)[1] for q, text in opening.items()}  # type: ignore[index]
+    apart = {q: text.partition("Not of the selection")[2] for q, text in opening.items()}
+    assert "held decodes up" in verdict[""] and not apart[""]
+    assert "held decodes up" not in verdict["tenant=red"]
+    assert (
+        "held decodes up" in apart["tenant=red"]
+        and "of the whole run, not of the selection" in apart["tenant=red"]
+    )
+    assert "held decodes up" in verdict["worker=w0"]  # its own steps
+    assert "No request fits" in verdict["tenant=none"] and "held decodes up" in apart["tenant=none"]
+    page.close()

@@ -2,6 +2,7 @@
 import { address, change, clear, toggle } from "./view_state.js";
 import { brush } from "./view_brush.js";
 
+const INSTANT = /\d{4}-\d\d-\d\dT[\d:.]+Z/; // in the reader's zone, as all times
 const FIRST = 7; // choices that are shown at once
 const ATTRIBUTES = {
   worker: "worker", model: "model", tenant: "tenant", prompt: "prompt tokens", output: "answer tokens", slo: "limits",
@@ -17,7 +18,7 @@ const make = (name, properties = {}, ...inside) => {
 };
 
 export function filters(told, clock) {
-  chips(told);
+  chips(told, clock);
   byId("time").hidden = !told.arrivals;
   if (told.arrivals) brush(byId("brush"), byId("brush-words"), told.arrivals, clock);
   attributes(told.attributes);
@@ -25,7 +26,7 @@ export function filters(told, clock) {
 }
 
 // How many requests are shown, and what chose them; a click on a condition drops it.
-function chips(told) {
+function chips(told, clock) {
   const { all, chosen, unknown } = told.counts;
   const parts = [told.conditions.length
     ? make("span", {}, make("strong", { textContent: count(chosen) }), ` of ${count(all)} requests`)
@@ -33,7 +34,8 @@ function chips(told) {
   if (unknown && told.conditions.length) {
     parts.push(make("span", { textContent: `(of ${count(unknown)} it cannot be told: left out)` }));
   }
-  for (const { text, key } of told.conditions) {
+  for (const { text: said, key } of told.conditions) {
+    const text = said.replace(INSTANT, (iso) => clock(new Date(iso)));
     parts.push(make("button", {
       type: "button", className: "chip", textContent: text, ariaLabel: `drop the filter: ${text}`,
       onclick: () => change((given) => given.delete(key)),

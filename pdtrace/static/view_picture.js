@@ -14,7 +14,7 @@ export async function show(place, told) {
   payloads.set(figure, told.payload);
   const names = Object.keys(told.payload.rows.columns).filter((name) => OPENS.includes(name));
   const chart = figure.querySelector(".chart");
-  if (names.length && chart) {
+  if (names.length && chart && !place.closest("dialog")) {
     const note = document.createElement("p");
     note.className = "note linked";
     note.textContent = "A click on a mark opens its request; so do the ids in the rows below.";

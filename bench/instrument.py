@@ -2,7 +2,8 @@
 
 Marks: CPU time of the serving thread a request, phase and token, our recorder and the plain
 OpenTelemetry SDK (BatchSpanProcessor, no-op exporter) in turn in one process; the whole process's
-CPU beside it, so that work on other threads is not hidden. Proxy: an asyncio proxy streams tokens
+CPU beside it, so that work on other threads is not hidden. Scheduler: what a step of vLLM's recorded
+scheduler costs the engine's thread (stand-ins of vLLM's objects; bench.vllm runs the real one). Proxy: an asyncio proxy streams tokens
 from a fake engine to clients, with and without the middleware, in turn, block by block.
 """
 
@@ -105,6 +106,62 @@ def marks() -> None:
         rows.append((name, *(f"{median(column):.2f}" for column in zip(*runs, strict=True))))
     table("Marks: microseconds of CPU, of the serving thread and of the process, median of 5 in turn", rows)  # fmt: skip
     print("Goals: files: phase <= 2, token <= 0.3; into the SDK: at most 10 % above the SDK.")
+
+
+def scheduler(running: int = 256, steps: int = 300) -> None:
+    """What vLLM's recorded scheduler adds to a step on the engine's thread; vLLM's objects are stand-ins."""
+    from types import SimpleNamespace as Shape
+
+    import pdtrace
+    from pdtrace.instrumentation.vllm.book import Book
+    from pdtrace.instrumentation.vllm.lives import Deployment
+
+    engine = Shape(connector=None, get_request_counts=lambda: (running, 0), kv_cache_manager=Shape(usage=0.5))  # fmt: skip
+
+    def request(name: str) -> Any:
+        return Shape(request_id=name, num_prompt_tokens=500, num_tokens=500, max_tokens=9999, status=None)  # fmt: skip
+
+    def output(fresh: list[str], known: list[str], context: int) -> Any:
+        new = [Shape(req_id=name, num_computed_tokens=0) for name in fresh]
+        cached = Shape(req_ids=known, num_computed_tokens=[context] * len(known))
+        counts = {**dict.fromkeys(known, 1), **dict.fromkeys(fresh, 500)}
+        return Shape(scheduled_new_reqs=new, scheduled_cached_reqs=cached, num_scheduled_tokens=counts)  # fmt: skip
+
+    def answers(names: list[str], end: str | None = None) -> Any:
+        return {0: Shape(outputs=[Shape(request_id=n, new_token_ids=[7], finish_reason="length" if n == end else None) for n in names])}  # fmt: skip
+
+    names = [f"chatcmpl-{number:032x}-0badcafe" for number in range(running)]
+    rows = [("", "us a step", "us a token")]
+    found: dict[str, list[float]] = {"decodes only": [], "a prompt beside them": []}
+    with tempfile.TemporaryDirectory() as folder:
+        pdtrace.instrument(folder)
+        book = Book(Deployment(model="m"))
+        for name in names:
+            book.added(request(name))
+        first = output(names, [], 0)
+        book.scheduled(engine, first, time.perf_counter_ns())
+        book.updated(engine, first, answers(names), time.perf_counter_ns())
+        for _ in range(5):
+            plain = [output([], names, 500 + n) for n in range(steps)]
+            made = answers(names)
+            began = time.thread_time()
+            for one in plain:
+                book.scheduled(engine, one, time.perf_counter_ns())
+                book.updated(engine, one, made, time.perf_counter_ns())
+            found["decodes only"].append(time.thread_time() - began)
+            mixed = [(request(f"chatcmpl-x{n}"), output([f"chatcmpl-x{n}"], names, 500), answers([*names, f"chatcmpl-x{n}"], f"chatcmpl-x{n}")) for n in range(steps)]  # fmt: skip
+            began = time.thread_time()
+            for asked, one, made in mixed:
+                book.added(asked)
+                book.scheduled(engine, one, time.perf_counter_ns())
+                book.updated(engine, one, made, time.perf_counter_ns())
+            found["a prompt beside them"].append(time.thread_time() - began)
+        book.closed()
+        pdtrace.uninstrument()
+    for name, runs in found.items():
+        step = median(runs) / steps * 1e6
+        rows.append((name, f"{step:.0f}", f"{step / running:.2f}"))
+    table(f"vLLM's scheduler, {running} requests running: added CPU of the engine's thread, median of 5", rows)  # fmt: skip
 
 
 def _flush(provider: Any) -> None:
@@ -219,6 +276,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--blocks", type=int, default=24, help="blocks of the proxy measurement")
     given = parser.parse_args(arguments)
     marks()
+    scheduler()
     proxy(40, 100, 2000, given.blocks)
 
 

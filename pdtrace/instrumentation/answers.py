@@ -26,7 +26,8 @@ _TAIL_EVENTS = 3  # events at the end of a stream that may carry no token: finis
 _HEAD_EVENTS = 4  # events at its start, likewise: role, empty text
 _NOTES = 64  # events in between that are kept to be read
 _DATA, _NEXT_DATA, _DONE = b"data:", b"\ndata:", b"[DONE]"
-_INDEX = b'"index":'
+_END = b"}\n\n"
+_INDEX, _FIRST = b'"index":', (b"0,", b"0}")
 _INDEX_NUMBER = re.compile(rb'"index":\s*(\d{1,4})')
 _FINISH = re.compile(rb'"finish_reason":\s*"')
 # Streams of typed events: those with text say so in their type (first or last; quotes inside texts are escaped).
@@ -105,10 +106,12 @@ class Answer:
 class EventStream:
     """Counts the events of a server-sent stream as they pass, and keeps its first and last few."""
 
-    __slots__ = ("_head", "_notes", "_others", "_rest", "_tail", "done", "request")
+    __slots__ = ("_head", "_notes", "_others", "_rest", "_tail", "_token", "_warm", "done", "request")  # fmt: skip
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        self._token = request.token
+        self._warm = False  # the first events are kept
         self.done = False  # the stream has said that it is over
         self._rest = b""
         self._head: list[bytes] = []
@@ -118,15 +121,21 @@ class EventStream:
 
     def feed(self, chunk: bytes) -> None:
         """Bytes of the stream, cut anywhere: each event that they complete is an emission now."""
-        # The usual case in few steps: whole events. A line break inside JSON text is escaped, so
+        # The usual case in few steps: one whole event. A line break inside JSON text is escaped, so
         # `data:` behind one begins an event.
-        if not self._rest and len(self._head) >= _HEAD_EVENTS and chunk.endswith(b"\n"):
-            events = chunk.count(_NEXT_DATA) + chunk.startswith(_DATA)
-            if events == 1 and _DONE not in chunk[-16:]:
-                self.request.token()
-                self._tail.append(chunk)
+        if (
+            self._warm
+            and not self._rest
+            and chunk.endswith(_END)
+            and chunk.startswith(_DATA)
+            and chunk.find(_NEXT_DATA, len(_DATA)) < 0
+        ):
+            self._token()
+            self._tail.append(chunk)
+            at = chunk.find(_INDEX)
+            if self._others or (at >= 0 and chunk[at + 8 : at + 10] not in _FIRST):
                 self._choice(chunk)
-                return
+            return
         self._lines(chunk)
 
     def _lines(self, chunk: bytes) -> None:
@@ -141,20 +150,16 @@ class EventStream:
                 continue
             self.request.token()
             self._tail.append(line)
-            if len(self._head) < _HEAD_EVENTS:
+            if not self._warm:
                 self._head.append(line)
+                self._warm = len(self._head) >= _HEAD_EVENTS
             self._choice(line)
 
     def _choice(self, event: bytes) -> None:
         """Which of several choices (n > 1) an event is of."""
-        at = event.find(_INDEX) + len(_INDEX)
-        if at < len(_INDEX) or (event[at : at + 1] == b"0" and not event[at + 1 : at + 2].isdigit()):  # fmt: skip
-            if not self._others:
-                return
-        else:
-            found = _INDEX_NUMBER.search(event)
-            if found is not None and int(found[1]) > 0:
-                self._others[len(self.request.stream.times) - 1] = int(found[1])
+        found = _INDEX_NUMBER.search(event)
+        if found is not None and int(found[1]) > 0:
+            self._others[len(self.request.stream.times) - 1] = int(found[1])
         if self._others and _FINISH.search(event) and len(self._notes) < _NOTES:
             self._notes[len(self.request.stream.times) - 1] = event
 

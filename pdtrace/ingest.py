@@ -86,13 +86,14 @@ def derive(store: Store, options: Options | None = None) -> None:
 def cut_to_window(store: Store, options: Options) -> None:
     """Leave what --since and --until let through, and make what is computed from that."""
     _cut(store, options)
-    store.install()
     behind = [m for m in methods.METHODS.values() if phases.MAKES & _read_by(m)]
     beside = [m for m in methods.METHODS.values() if m not in behind]
     with ThreadPoolExecutor(1, "pdtrace-methods") as pool, closing(store.beside()) as twin:
+        twin.install()
         done = pool.submit(_run, twin, beside)
         _attempt(store, "cutting requests into phases", phases.partition)
         done.result()
+        store.share_queries(twin)
     _run(store, behind)
 
 

@@ -271,6 +271,10 @@ class Store:
         twin._checked, twin._answers = set(), {}
         return twin
 
+    def share_queries(self, twin: Store) -> None:
+        """Go on with the views and findings that were installed beside."""
+        self._waiting = twin._waiting
+
     def cursor(self) -> duckdb.DuckDBPyConnection:
         """Another connection to the same tables, for another thread or an unfinished result."""
         cursor = self.connection.cursor()

@@ -10,6 +10,7 @@ import pytest
 
 from pdtrace import twins
 from pdtrace.api import Trace
+from pdtrace.ingest import ingest
 from pdtrace.store import Store
 
 EPOCH, MS = 1_796_000_000 * 1_000_000_000, 1_000_000
@@ -101,3 +102,43 @@ def test_steps_that_a_log_and_the_scheduler_tell_are_counted_once() -> None:
         ("instance:e", True, 1),
         ("instance:other", True, 1),
     ]
+
+
+REAL = Path(__file__).parent / "fixtures" / "captures" / "pd_doors"
+
+
+@pytest.fixture(scope="module")
+def pair() -> Store:
+    """A real P/D pair of vLLM that was recorded by itself and by pdtrace, all at once."""
+    store = Store()
+    ingest([str(REAL)], store)
+    return store
+
+
+def test_a_real_pair_recorded_twice_is_two_requests_and_three_workers(pair: Store) -> None:
+    requests = pair.sql("SELECT external_id, mode, prompt_tokens, output_tokens, outcome FROM requests ORDER BY 1").rows()  # fmt: skip
+    assert requests == [
+        ("load-0", "disaggregated", 311, 25, "completed"),
+        ("load-3", "disaggregated", 525, 12, "completed"),
+    ]
+    assert pair.sql("SELECT role FROM workers ORDER BY 1").rows() == [("decode",), ("prefill",), ("router",)]  # fmt: skip
+    assert pair.sql("SELECT count(DISTINCT deployment) FROM deployments").item() == 1
+    served = pair.sql(
+        "SELECT DISTINCT p.role, d.role FROM requests r JOIN workers p ON p.worker = r.prefill_worker JOIN workers d ON d.worker = r.decode_worker"
+    ).rows()
+    assert served == [("prefill", "decode")]
+
+
+def test_its_steps_count_once_and_as_measured(pair: Store) -> None:
+    steps = pair.sql(
+        "SELECT role, count(*), count(steps.start_ns), sum(prefill_tokens), sum(decode_tokens) FROM steps JOIN workers USING (worker) GROUP BY ALL ORDER BY 1"
+    ).rows()
+    # 3,598 prompt tokens were computed and 240 tokens decoded for all twelve requests of the run.
+    assert steps == [("decode", 81, 81, 0, 240), ("prefill", 3, 3, 3598, 0)]
+
+
+def test_its_phases_are_those_that_the_scheduler_measured(pair: Store) -> None:
+    details = pair.sql("SELECT detail, count(DISTINCT request) FROM phases WHERE basis = 'measured' GROUP BY ALL").rows()  # fmt: skip
+    assert {"prefill_queue", "prefill_exec", "kv_transfer", "decode_queue"} <= {d for d, n in details if n == 2}  # fmt: skip
+    # Of vLLM's own span the whole decode-side wait was placed; the measured parts stand in its stead.
+    assert "kv_wait_upper_bound" not in dict(pair.sql("SELECT detail, 1 FROM phases").rows())

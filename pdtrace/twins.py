@@ -36,7 +36,19 @@ WHERE i.inner_record AND NOT o.inner_record AND i.observer = 'engine' AND o.obse
 QUALIFY row_number() OVER (PARTITION BY o.leg ORDER BY abs(i.start_ns - o.start_ns), i.leg) = 1
 """
 
-
+# The line with which an engine's log greets a request, long before its scheduler sees it where a step is long.
+_WAITED_NS = 600 * 10**9
+_LOGGED = f"""
+CREATE OR REPLACE TEMP TABLE logged_twins AS
+SELECT l.leg AS outer_leg, i.leg AS inner_leg
+FROM legs l JOIN legs i ON i.worker = l.worker AND i.external_id = l.external_id
+JOIN spans s ON s.trace_id = i.trace_id AND s.span_id = i.span_id AND s.name = '{SPAN_REQUEST}'
+WHERE l.span_id IS NULL AND l.observer = 'engine' AND i.observer = 'engine' AND i.request_id <> i.external_id
+  AND l.end_ns IS NULL AND coalesce(l.status, 'unknown') = 'unknown'
+  AND l.request_id IN (i.request_id, regexp_replace(i.request_id, '-[0-9a-f]{{8}}$', ''))
+  AND l.start_ns BETWEEN i.start_ns - {_WAITED_NS} AND i.end_ns
+QUALIFY row_number() OVER (PARTITION BY l.leg ORDER BY abs(i.start_ns - l.start_ns), i.leg) = 1
+"""
 # Who recorded the same work is one worker under several instance ids: engine and engine, and the front end above it.
 _SAME = """
 WITH pairs AS (
@@ -68,6 +80,7 @@ def unite(store: Store) -> None:
     """Leave one record of the engine's work; what the other one reported of itself goes with it."""
     if store.rows(f"SELECT 1 FROM spans WHERE name = '{SPAN_REQUEST}' LIMIT 1"):
         _unite_legs(store)
+        _unite_logged(store)
     store.execute(_STEPS)
 
 
@@ -87,6 +100,18 @@ def _unite_legs(store: Store) -> None:
                 WHERE {outer}"""
         )
     store.execute("DROP TABLE leg_twins")
+
+
+def _unite_logged(store: Store) -> None:
+    """A log's greeting of a request that the engine's own record tells whole adds only what it reports."""
+    store.execute(_LOGGED)
+    if store.count("logged_twins"):
+        for table in ("reported", "intervals"):
+            store.execute(
+                f"UPDATE {table} SET leg = t.inner_leg FROM logged_twins t WHERE {table}.leg = t.outer_leg"
+            )
+        store.execute("DELETE FROM legs WHERE leg IN (SELECT outer_leg FROM logged_twins)")
+    store.execute("DROP TABLE logged_twins")
 
 
 def _unite_workers(store: Store) -> None:

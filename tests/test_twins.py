@@ -142,3 +142,23 @@ def test_its_phases_are_those_that_the_scheduler_measured(pair: Store) -> None:
     assert {"prefill_queue", "prefill_exec", "kv_transfer", "decode_queue"} <= {d for d, n in details if n == 2}  # fmt: skip
     # Of vLLM's own span the whole decode-side wait was placed; the measured parts stand in its stead.
     assert "kv_wait_upper_bound" not in dict(pair.sql("SELECT detail, 1 FROM phases").rows())
+
+
+def test_a_request_that_the_log_greets_long_before_the_scheduler_sees_it_is_one() -> None:
+    """vLLM's engine looks at new requests between two steps only; a step of ten seconds lies between the records."""
+    store = Store()
+    scheduler = {"trace_id": "t", "span_id": "s", "request_id": "chatcmpl-q-0badcafe", "start_ns": EPOCH + 12_000 * MS, "end_ns": EPOCH + 15_000 * MS, "status": "completed"}  # fmt: skip
+    greeted = {"request_id": "chatcmpl-q", "resolution_ns": 10**9, "status": "unknown"}
+    common = {"observer": "engine", "worker": "instance:e", "external_id": "q"}
+    rows = [
+        {"leg": "scheduler", **scheduler}, {"leg": "log", "start_ns": EPOCH, **greeted},
+        {"leg": "left", "start_ns": EPOCH, **greeted, "status": "aborted"},
+        {"leg": "earlier run", "start_ns": EPOCH - 3600 * 10**9, **greeted},
+        {"leg": "another engine", "start_ns": EPOCH, **greeted, "worker": "instance:other"},
+    ]  # fmt: skip
+    store.append("legs", [{**common, **row} for row in rows])
+    store.append("spans", [{"trace_id": "t", "span_id": "s", "start_ns": EPOCH, "name": "pdtrace.request"}])  # fmt: skip
+    store.append("reported", [{"leg": "log", "quantity": "max_tokens", "value": 9.0}])
+    twins.unite(store)
+    assert set(store.sql("SELECT leg FROM legs")["leg"]) == {"scheduler", "left", "earlier run", "another engine"}  # fmt: skip
+    assert store.sql("SELECT leg FROM reported").item() == "scheduler"

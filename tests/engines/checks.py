@@ -32,6 +32,11 @@ class Run:
         return list(self.store.sql(query).iter_rows(named=True))
 
 
+def made(folder: Path) -> bool:
+    """Whether the run that belongs there is there already."""
+    return (folder / "truth.jsonl").exists()
+
+
 def each_request_once(run: Run) -> None:
     """Each request that was sent is one request here, under its own id and trace, with the client's token counts."""
     found = {r["external_id"]: r for r in run.rows("FROM requests")}

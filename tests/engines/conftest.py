@@ -1,4 +1,7 @@
-"""Real engines, only when asked for: `make test-engines` sets PDTRACE_TEST_ENGINES."""
+"""Real engines, only when asked for: `make test-engines` sets PDTRACE_TEST_ENGINES.
+
+With PDTRACE_TEST_ENGINES=read the captures of the last run are read again instead of made anew.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,13 @@ sys.path[:0] = [str(SCRIPTS), str(Path(__file__).parent)]
 
 @pytest.fixture(scope="session")
 def folder() -> Callable[[str], Path]:
-    """A fresh folder for a run; it stays, so that one can look at it: build/engines/NAME."""
+    """A folder for a run; it stays, so that one can look at it: build/engines/NAME."""
 
     def make(name: str) -> Path:
         path = CHECKOUT / "build" / "engines" / name
-        shutil.rmtree(path, ignore_errors=True)
-        path.mkdir(parents=True)
+        if os.environ.get("PDTRACE_TEST_ENGINES") != "read":
+            shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True, exist_ok=True)
         return path
 
     return make

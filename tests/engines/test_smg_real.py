@@ -14,6 +14,7 @@ from checks import (
     each_request_once,
     exact_partition,
     joined_by,
+    made,
     or_skip,
     served_where,
     workers_are,
@@ -30,6 +31,8 @@ def _installed() -> None:
 
 def capture(folder: Path, mode: str, recorded: bool = False) -> Path:
     dumps = folder / "capture"
+    if made(folder):
+        return folder
     with smg.serving(dumps, mode) as url:
         traces = dumps / "client" if recorded else None
         load(url, smg.MODEL, folder / "truth.jsonl", *REQUESTS, recorded=traces)

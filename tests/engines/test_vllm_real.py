@@ -13,6 +13,7 @@ from checks import (
     each_request_once,
     exact_partition,
     joined_by,
+    made,
     or_skip,
     served_where,
     workers_are,
@@ -31,6 +32,8 @@ def _installed() -> None:
 
 def run(folder: Path, mode: str, tiny: Path) -> Path:
     """vLLM under load, all records at once."""
+    if made(folder):
+        return folder
     with vllm.serving(folder / "capture", mode, tiny, doors=True) as url:
         load(url, vllm.MODEL, folder / "truth.jsonl", *REQUESTS, recorded=folder / "capture" / "client")  # fmt: skip
     return folder

@@ -7,11 +7,14 @@ import gc
 import gzip
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -147,6 +150,33 @@ def test_nothing_of_a_request_is_left_behind(kept: Kept) -> None:
     kept.requests.clear()
     gc.collect()
     assert not [one for one in gc.get_objects() if isinstance(one, Request)]
+
+
+def test_requests_that_are_open_at_a_fork_are_the_parents(tmp_path: Path) -> None:
+    """A child that goes down in good order must not tell its parent's open requests as aborted."""
+    code = f"""
+import os, sys, pdtrace
+from pdtrace import instrumentation as pdt
+pdtrace.instrument({str(tmp_path)!r})
+request = pdt.request(request_id="open")
+child = os.fork()
+if child == 0:
+    del request
+    with pdt.request(request_id="child"):
+        pass
+    sys.exit(0)
+os.waitpid(child, 0)
+request.end()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    spans = [
+        span
+        for path in tmp_path.glob("*.jsonl")
+        for line in path.read_text().splitlines()
+        for span in json.loads(line)["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    ]
+    told = sorted((attributes(s)["pdtrace.request.id"], attributes(s).get("pdtrace.aborted")) for s in spans)  # fmt: skip
+    assert told == [("child", None), ("open", None)]
 
 
 def test_a_very_long_stream_stays_bounded(kept: Kept) -> None:

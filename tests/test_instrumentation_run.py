@@ -8,10 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from recorded import attributes
 
 SERVER = """
@@ -116,3 +119,52 @@ auto.deactivate()
 assert httpx.HTTPTransport.handle_request.__module__ == "httpx._transports.default"
 """
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, timeout=60, check=True)
+
+
+def declared(group: str) -> dict[str, str]:
+    """Entry points of pdtrace: as the checkout declares them, or as the installed package has them."""
+    project = Path(__file__).resolve().parents[1] / "pyproject.toml"
+    if project.is_file():
+        found: dict[str, str] = tomllib.loads(project.read_text())["project"]["entry-points"][group]
+        return found
+    return {e.name: e.value for e in entry_points(group=group) if e.name.startswith("pdtrace")}
+
+
+def test_every_instrumentor_has_an_entry_point_of_its_own(tmp_path: Path) -> None:
+    """What `opentelemetry-instrument` does: load each by name, instrument; one at a time here."""
+    found = declared("opentelemetry_instrumentor")
+    code = f"""
+from importlib.metadata import EntryPoint
+import httpx, uvicorn
+from pdtrace.instrumentation import api
+plain = (httpx.HTTPTransport.handle_request, uvicorn.Config.load)
+found = {found!r}
+assert set(found) == {{"pdtrace", "pdtrace_uvicorn", "pdtrace_httpx", "pdtrace_aiohttp", "pdtrace_openai"}}, found
+for name, changed in (("pdtrace_uvicorn", [1]), ("pdtrace_openai", [0]), ("pdtrace_aiohttp", []), ("pdtrace_httpx", [0]), ("pdtrace", [0, 1])):
+    one = EntryPoint(name, found[name], "opentelemetry_instrumentor").load()()
+    one.instrument(raise_exception_on_conflict=True)
+    one.instrument()
+    now = (httpx.HTTPTransport.handle_request, uvicorn.Config.load)
+    assert [i for i in (0, 1) if now[i] is not plain[i]] == changed, name
+    assert api.instrumented()
+    one.uninstrument()
+    assert (httpx.HTTPTransport.handle_request, uvicorn.Config.load) == plain
+assert not api.instrumented()
+print("fine")
+"""
+    run = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+    assert run.stdout == "fine\n", run.stderr
+
+
+@pytest.mark.parametrize(
+    ("group", "value"),
+    [
+        ("vllm.general_plugins", "pdtrace.instrumentation.vllm.plugin:load"),
+        ("sglang.srt.plugins", "pdtrace.instrumentation.sglang.plugin:load"),
+    ],
+)
+def test_engines_find_their_plugins(group: str, value: str) -> None:
+    assert declared(group) == {"pdtrace": value}
+    assert callable(
+        EntryPoint("pdtrace", value, group).load()
+    )  # and neither engine is needed for it

@@ -278,6 +278,21 @@ def test_a_version_that_is_not_understood_runs_on_unrecorded(
     assert not kept.requests  # not told rather than told wrongly
 
 
+def test_what_vllm_forgets_without_telling_takes_no_memory(
+    kept: Kept, clock: fake.Clock, version: str
+) -> None:
+    mine = made()
+    engine = fake.Engine(mine, clock)
+    mine.add_request(fake.Request(internal("chatcmpl-lost", version), 100, 50))
+    mine.add_request(fake.Request(internal("chatcmpl-here", version), 100, 3))
+    engine.step()
+    mine._free(mine.requests[internal("chatcmpl-lost", version)])
+    clock.pass_ms(11_000)
+    engine.run()
+    assert span(kept, "lost")["gen_ai.response.finish_reasons"] == ["unknown"]
+    assert not mine._pdtrace.decoding
+
+
 def test_inert_unless_switched_on(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     for name in ("PDTRACE_FOLDER", "PDTRACE_RUN", "OTEL_EXPORTER_OTLP_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)

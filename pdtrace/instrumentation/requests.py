@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from array import array
 from collections.abc import Callable, MutableMapping
 from contextvars import ContextVar, Token
@@ -29,6 +30,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 Attributes = dict[str, Any]
 
 _log = logging.getLogger("pdtrace.instrumentation")
+_forks = [0]  # how often this process is a child: what it inherited open is its parent's
+os.register_at_fork(after_in_child=lambda: _forks.__setitem__(0, _forks[0] + 1))
 _current: ContextVar[Request | None] = ContextVar("pdtrace_request", default=None)
 
 
@@ -148,6 +151,7 @@ class Request(_Block):
 
     __slots__ = (
         "_attached",
+        "_born",
         "_token",
         "attributes",
         "end_ns",
@@ -198,6 +202,7 @@ class Request(_Block):
         self.later: list[Callable[[], None]] = []  # what the recorder's thread still has to read
         self.error: str | None = None
         self.end_ns = 0
+        self._born = _forks[0]
         self._token: Token[Request | None] | None = None
         self._attached: Any = None
         self.ended = False
@@ -290,7 +295,9 @@ class Request(_Block):
             self.end(None if kind is None else kind.__name__)
 
     def __del__(self) -> None:
-        if not self.ended:  # dropped without an end: a stream that nobody read to its end
+        # Dropped without an end: a stream that nobody read to its end. Not in a forked child, where
+        # the requests that were open go with the rest of the memory.
+        if not self.ended and self._born == _forks[0]:
             with contextlib.suppress(Exception):  # the interpreter may be going down
                 self.end(aborted=True)
 

@@ -98,6 +98,10 @@ class Book:
                 self._end(life, now)
         if start is not None and not mode.is_prebuilt():  # which only takes over KV and a token
             self._stepped(batch, prompts, (start, now), decoders, decoded)
+        for life in [one for one in self.lives.values() if one.role == "prefill"]:
+            # What handed_over() was not told of.
+            if _stamp(getattr(life.theirs, "time_stats", None), "completion_time"):
+                self._end(life, now)
         if not self.lives:
             self._steps.flush()
 

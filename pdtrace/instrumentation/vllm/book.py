@@ -34,6 +34,7 @@ from pdtrace.instrumentation.vllm.lives import (
 
 _IN_FLIGHT = 64  # batches that vLLM may have under way; far more than any pipeline
 _MOST_CHUNKS = 512  # prefill steps of a request that are told one by one
+_SWEEP_NS = 10_000_000_000
 
 
 class Book:
@@ -49,6 +50,7 @@ class Book:
         self._emit: dict[str, Callable[[int], None]] = {}  # what notes a token, of plain streams
         self._batches: deque[Batch] = deque(maxlen=_IN_FLIGHT)
         self._last_result = 0
+        self._swept = 0
 
     # ---- what the scheduler tells
 
@@ -107,6 +109,9 @@ class Book:
         self._last_result = now
         if self.loading:
             self._loads_ended(scheduler)
+        if now - self._swept > _SWEEP_NS:
+            self._swept = now
+            self._sweep(scheduler)
         if not (self.decoding or self.prefilling or self.waiting):
             self.steps.flush()
 
@@ -317,6 +322,13 @@ class Book:
         return self.deployment.role
 
     # ---- the end
+
+    def _sweep(self, scheduler: Any) -> None:
+        """Requests that vLLM forgot without telling: their end is not known, but they take no more memory."""
+        known = scheduler.requests
+        for kept in (self.waiting, self.prefilling, self.decoding):
+            for engine_id in [i for i in kept if i not in known]:
+                self._end(kept[engine_id], "unknown")
 
     def _running(self, engine_id: str) -> Life | None:
         return self.decoding.get(engine_id) or self.prefilling.get(engine_id)

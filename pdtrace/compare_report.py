@@ -191,7 +191,7 @@ def _phase_rows(pair: Pair) -> pl.DataFrame:
         if d.group != "phase" or max((1000 * v for v in values if v is not None), default=0) < LEAST_MS:  # fmt: skip
             continue
         found += [
-            {"phase": d.metric, "run": run, "mean_ms": 1000 * v, "text": numbers.duration(1000 * v), "level": d.level}
+            {"phase": d.metric.rpartition("/")[2], "run": run, "mean_ms": 1000 * v, "text": numbers.duration(1000 * v), "level": d.level}
             for run, v in zip("AB", values, strict=True)
             if v is not None
         ]  # fmt: skip
@@ -208,7 +208,8 @@ def _phase_sentence(rows: pl.DataFrame) -> str | None:
         return None
     row = found.sort(pl.col("change").abs(), descending=True).row(0, named=True)
     more = "more" if row["change"] > 0 else "less"
+    bound = ", an upper bound" if "upper_bound" in row["phase"] else ""
     return (
-        f"the greatest change is in {row['phase']}: {numbers.duration(abs(row['change']))} {more} per request in B "
+        f"the greatest change is in {row['phase']}{bound}: {numbers.duration(abs(row['change']))} {more} per request in B "
         f"({numbers.duration(row['A'])} in A, {numbers.duration(row['B'])} in B)."
     )

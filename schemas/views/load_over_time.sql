@@ -23,11 +23,14 @@
 --   resolution_ns  BIGINT   ns  instants are known to this
 --   level          VARCHAR      A (steps), B (counted from requests) or D (samples)
 --   workers        BIGINT       workers of the deployment of which anything is known
-WITH busy AS (
+WITH known AS MATERIALIZED (
+  FROM load_points
+),
+busy AS (
   SELECT deployment, worker,
     avg(value) FILTER (quantity IN ('running', 'batch')) AS busy,
     bool_or(quantity = 'running') AS runs
-  FROM load_points
+  FROM known
   GROUP BY deployment, worker
 ),
 ranked AS (
@@ -37,7 +40,7 @@ ranked AS (
 ),
 chosen AS (
   SELECT p.*, r.workers
-  FROM load_points AS p
+  FROM known AS p
   JOIN ranked AS r ON r.worker = p.worker
   WHERE r.place <= most_workers AND (p.quantity <> 'batch' OR NOT r.runs)
 ),
@@ -80,7 +83,7 @@ piece AS (
   SELECT *, lead(time_ns) OVER (
       PARTITION BY worker, rank, quantity ORDER BY time_ns
     ) - time_ns AS length_ns
-  FROM (FROM instant UNION FROM held)
+  FROM (FROM instant UNION ALL FROM held)
 ),
 stretch AS (
   SELECT p.worker, p.rank, p.quantity,

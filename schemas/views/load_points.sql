@@ -90,13 +90,26 @@ sample_point AS (
   FROM sample
   WHERE next_ns - time_ns > 60000000000
 ),
+point AS (
+  FROM step_point
+  UNION ALL
+  FROM sample_point AS s
+  WHERE NOT EXISTS (
+    FROM step_point AS o WHERE o.worker = s.worker AND o.quantity = s.quantity
+  )
+),
+told AS (
+  SELECT DISTINCT worker, quantity FROM point
+),
 stay AS (
-  SELECT p.worker, p.start_ns, p.end_ns, coalesce(r.resolution_ns, 1) AS resolution_ns,
-    CASE WHEN p.phase IN ('queue', 'decode_queue') THEN 'waiting' ELSE 'running' END AS quantity
+  SELECT p.worker, p.start_ns, p.end_ns, coalesce(r.resolution_ns, 1) AS resolution_ns, k.quantity
   FROM phases AS p
+  JOIN (VALUES
+    ('queue', 'waiting'), ('decode_queue', 'waiting'), ('prefill', 'running'), ('decode', 'running')
+  ) AS k(phase, quantity) ON k.phase = p.phase
   JOIN requests AS r ON r.request = p.request
   WHERE p.worker IS NOT NULL AND p.end_ns > p.start_ns
-    AND p.phase IN ('queue', 'decode_queue', 'prefill', 'decode')
+    AND NOT EXISTS (FROM told AS o WHERE o.worker = p.worker AND o.quantity = k.quantity)
 ),
 change AS (
   SELECT worker, quantity, start_ns AS time_ns, 1 AS change, resolution_ns FROM stay
@@ -115,19 +128,10 @@ request_point AS (
     resolution_ns, 'B' AS level
   FROM instant
 ),
-point AS (
-  FROM step_point
-  UNION ALL
-  FROM sample_point AS s
-  WHERE NOT EXISTS (
-    FROM step_point AS o WHERE o.worker = s.worker AND o.quantity = s.quantity
-  )
-),
 all_points AS (
   FROM point
   UNION ALL
-  FROM request_point AS r
-  WHERE NOT EXISTS (FROM point AS o WHERE o.worker = r.worker AND o.quantity = r.quantity)
+  FROM request_point
 )
 SELECT w.deployment, p.*
 FROM all_points AS p

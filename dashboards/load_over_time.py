@@ -42,7 +42,7 @@ def _panel(rows: pl.DataFrame, name: str, order: list[str], *, last: bool) -> An
     axis = alt.Axis(format="%", tickCount=4) if percent else alt.Axis(tickCount=4, tickMinStep=1)
     base = alt.Chart(rows).encode(
         x=_theme.time_axis("start_time", "time" if last else None),
-        color=alt.Color("label:N", scale=alt.Scale(domain=order, range=list(_theme.SERIES)), legend=alt.Legend(title=None) if len(order) > 1 else None),
+        color=alt.Color("label:N", scale=alt.Scale(domain=order, range=list(_theme.SERIES)), legend=alt.Legend(title=None, symbolOpacity=1) if len(order) > 1 else None),
         tooltip=[
             alt.Tooltip("label:N", title="worker"), _theme.instant("start_time", "from"),
             *(_theme.tip(column, title, ".1%" if percent else _theme.DECIMAL)

@@ -342,6 +342,20 @@ class Store:
             if self.path is not None:
                 self.connection.execute("RESET memory_limit")
 
+    @contextmanager
+    def as_one(self) -> Iterator[None]:
+        """Many appends into a file as one transaction: each alone goes through the write-ahead log."""
+        if self.path is None:
+            yield
+            return
+        self.connection.execute("BEGIN")
+        try:
+            yield
+        except BaseException:
+            self.connection.execute("ROLLBACK")
+            raise
+        self.connection.execute("COMMIT")
+
     def settle(self) -> str:
         """Keep what was appended since the last call; says why when an error has undone it all.
 

@@ -79,12 +79,18 @@ streamed AS (
   GROUP BY l.deployment
 ),
 seen AS (
-  SELECT
-    deployment,
-    count(DISTINCT request) FILTER (observer = 'client') AS clients,
-    count(DISTINCT request) FILTER (observer <> 'client') AS servers
-  FROM observations
-  WHERE observer IN ('client', 'gateway', 'router', 'frontend')
+  SELECT deployment, sum(clients) AS clients, sum(servers) AS servers
+  FROM (
+    SELECT deployment, count(DISTINCT request) AS clients, 0 AS servers
+    FROM observations
+    WHERE observer = 'client'
+    GROUP BY deployment
+    UNION ALL
+    SELECT deployment, 0, count(DISTINCT request)
+    FROM observations
+    WHERE observer IN ('gateway', 'router', 'frontend')
+    GROUP BY deployment
+  )
   GROUP BY deployment
 ),
 stepped AS (
@@ -136,18 +142,16 @@ clock_items AS (
   FROM clocks
   GROUP BY deployment
 ),
--- 10 % of a request left unexplained is what a reader would ask about.
+-- 10 % of a request left unexplained is what a reader would ask about. Phases fill a request's window.
 explained AS (
-  SELECT deployment, count(*) AS windows, count(*) FILTER (unexplained < 0.1) AS explained
-  FROM (
-    SELECT
-      any_value(deployment) AS deployment,
-      sum(CASE WHEN detail = 'unattributed' THEN duration_ms ELSE 0 END) / sum(duration_ms)
-        AS unexplained
-    FROM phase_by_request
-    GROUP BY request
-  )
-  GROUP BY deployment
+  SELECT
+    r.deployment,
+    count(*) AS windows,
+    count(*) FILTER (coalesce(u.duration_ms, 0) < (r.end_ns - r.start_ns) / 1e7) AS explained
+  FROM request_values AS r
+  LEFT JOIN phase_by_request AS u ON u.request = r.request AND u.detail = 'unattributed'
+  WHERE r.end_ns > r.start_ns AND EXISTS (FROM phase_by_request)
+  GROUP BY r.deployment
 ),
 facts_of_deployments AS (
   SELECT

@@ -1,11 +1,13 @@
 """A million requests of seven phases and fifty token gaps each: from interpreted tables to the diagnosis.
 
     python -m bench.scale --requests 1000000
+    python -m bench.scale --requests 100000 1000000 3000000    whether time and memory grow with the requests
 
 A router and four engines; each request has a leg at both, seven measured intervals and one token stream. The tables that
 reading makes (legs, intervals, streams) are written first and not timed: as spans they would be eight million, whose
 reading bench.ingest measures. Timed is a fresh process that opens the file, joins the legs, cuts the phases, runs the
-methods and the findings and prints the diagnosis.
+methods and the findings and prints the diagnosis. Stages that run at the same time share the process: the CPU seconds
+of partition and methods are those of both.
 """
 
 from __future__ import annotations
@@ -13,12 +15,13 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 
-from bench.measure import Figure, run, table
+from bench.measure import Figure, Run, run, table
 from pdtrace.store import Store
 
-STAGES = re.compile(r"^stage (\S+) (\S+)$", re.MULTILINE)
+STAGES = re.compile(r"^stage (.+) (\S+) (\S+) (\S+)$", re.MULTILINE)
 LIMIT_S, LIMIT_MB = 60, 6 * 1024
 
 # Milliseconds of one request: waits and work drawn by hashing its number, so that nothing is stored twice.
@@ -102,21 +105,33 @@ def generate(path: Path, requests: int) -> None:
 
 # What a fresh process runs: the stages behind reading, then everything that `pdtrace diagnose` does.
 _PROGRAM = """
-import sys, time
+import resource, sys, time
 from pdtrace import _no_pandas
 _no_pandas.leave_out()
+from contextlib import contextmanager
 from pathlib import Path
-from pdtrace import terminal
+from pdtrace import clocks, identity, ingest, terminal, twins
 from pdtrace.diagnose import diagnose
-from pdtrace.ingest import derive
 from pdtrace.store import Store
-began = time.perf_counter()
+
+@contextmanager
+def stage(name):
+    began, before = time.perf_counter(), time.process_time()
+    yield
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"stage {name} {time.perf_counter() - began:.1f} {time.process_time() - before:.1f} {peak:.0f}")
+
 store = Store(Path(sys.argv[1]), scratch=True)
-derive(store)
-print(f"stage derive {time.perf_counter() - began:.1f}")
-began = time.perf_counter()
-terminal.show_diagnosis(diagnose(store), "text")
-print(f"stage diagnose {time.perf_counter() - began:.1f}")
+with stage("joining legs"):
+    twins.unite(store)
+    identity.link(store)
+    clocks.align(store)
+with stage("requests"):
+    identity.build_requests(store)
+with stage("partition and methods"):
+    ingest.cut_to_window(store, ingest.Options())
+with stage("views, findings, words"):
+    terminal.show_diagnosis(diagnose(store), "text")
 """
 
 
@@ -130,30 +145,55 @@ def main(arguments: list[str] | None = None) -> list[Figure]:
     parser.add_argument("--show", action="store_true", help="print the diagnosis too")
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
-    rows = [("requests", "wall s", "CPU s", "CPU us a request", "peak MB", "stages (wall s)")]
-    figures = []
-    for requests in options.requests:
-        path = options.folder / f"scale-{requests}.duckdb"
-        generate(path, requests)
-        measured = run([sys.executable, "-c", _PROGRAM, str(path)])
-        path.unlink()
-        if options.show:
-            print(measured.output)
-        figures.append(
-            Figure(
-                f"diagnosis of {requests:,} requests of 7 phases and 50 tokens",
-                f"{measured.wall_s:.0f} s, {measured.peak_mb:,.0f} MB",
-                f"{LIMIT_S} s, {LIMIT_MB:,} MB at 1,000,000",
-            )
-        )
-        stages = ", ".join(f"{name} {seconds}" for name, seconds in STAGES.findall(measured.output))
-        rows.append((f"{requests:,}", f"{measured.wall_s:.1f}", f"{measured.cpu_s:.1f}",
-                     f"{measured.cpu_s / requests * 1e6:.0f}", f"{measured.peak_mb:.0f}", stages))  # fmt: skip
+    runs = {requests: _measured(options.folder, requests) for requests in options.requests}
+    if options.show:
+        print("\n".join(measured.output for measured in runs.values()))
     table(
         f"Requests of 7 phases and 50 token gaps (goal at 1,000,000: {LIMIT_S} s, {LIMIT_MB} MB)",
-        rows,
+        [("requests", "stage", "wall s", "CPU s", "peak MB"), *_rows(runs)],
     )
-    return figures
+    if len(runs) > 1:
+        table("Growth from one run to the next", [_GROWTH, *_growth(runs)])
+    return [
+        Figure(
+            f"diagnosis of {requests:,} requests of 7 phases and 50 tokens",
+            f"{measured.wall_s:.0f} s, {measured.peak_mb:,.0f} MB",
+            f"{LIMIT_S} s, {LIMIT_MB:,} MB at 1,000,000",
+        )
+        for requests, measured in runs.items()
+    ]
+
+
+_GROWTH = ("from", "to", "requests", "CPU s", "peak MB")
+
+
+def _measured(folder: Path, requests: int) -> Run:
+    """One fresh process over so many requests."""
+    path = folder / f"scale-{requests}.duckdb"
+    generate(path, requests)
+    try:
+        return run([sys.executable, "-c", _PROGRAM, str(path)])
+    finally:
+        path.unlink()
+
+
+def _rows(runs: dict[int, Run]) -> list[tuple[str, ...]]:
+    """The stages of each run, then the whole process."""
+    rows: list[tuple[str, ...]] = []
+    for requests, measured in runs.items():
+        rows += [(f"{requests:,}", *found) for found in STAGES.findall(measured.output)]
+        whole = (f"{measured.wall_s:.1f}", f"{measured.cpu_s:.1f}", f"{measured.peak_mb:.0f}")
+        rows.append((f"{requests:,}", "the whole process", *whole))
+    return rows
+
+
+def _growth(runs: dict[int, Run]) -> list[tuple[str, ...]]:
+    """From each run to the next: times the CPU seconds and the memory for times the requests."""
+    return [
+        (f"{few:,}", f"{many:,}", f"x {many / few:.1f}", f"x {runs[many].cpu_s / runs[few].cpu_s:.1f}",
+         f"x {runs[many].peak_mb / runs[few].peak_mb:.1f}")
+        for few, many in pairwise(runs)
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

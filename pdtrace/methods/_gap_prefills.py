@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -32,6 +33,19 @@ class Prefills:
         """By start."""
         by = np.argsort(self.start, kind="stable")
         return Prefills(self.request[by], self.start[by], self.end[by], self.tokens[by])
+
+    @cached_property
+    def reach(self) -> Floats:
+        """Until when any prefill up to each one lasts."""
+        return np.maximum.accumulate(self.end)
+
+    def within(self, low: float, high: float) -> Prefills:
+        """Those, of ordered ones, that may last into this time: a window looks at no others."""
+        part = slice(
+            int(np.searchsorted(self.reach, low, "right")),
+            int(np.searchsorted(self.start, high, "left")),
+        )
+        return Prefills(self.request[part], self.start[part], self.end[part], self.tokens[part])
 
 
 def cut_to_cost(prefills: Prefills) -> tuple[Prefills, float | None, Floats | None]:
@@ -184,7 +198,7 @@ def cover_of(prefills: Prefills) -> Cover:
     """The union of prefills that are ordered by start."""
     if not len(prefills.start):
         return Cover(np.empty(0), np.empty(0))
-    reach = np.maximum.accumulate(prefills.end)
+    reach = prefills.reach
     opens = np.concatenate([[True], prefills.start[1:] > reach[:-1]])
     start = prefills.start[opens]
     end = reach[np.concatenate([np.flatnonzero(opens)[1:] - 1, [len(reach) - 1]])]
@@ -196,8 +210,7 @@ def cover_of(prefills: Prefills) -> Cover:
 
 def meetings(gaps: Gaps, rows: Ints, prefills: Prefills) -> Iterator[tuple[Ints, Ints, Floats]]:
     """(gap, prefill, seconds that both last) for the gaps in `rows`, a bounded number at a time."""
-    reach = np.maximum.accumulate(prefills.end)
-    low = np.searchsorted(reach, gaps.start[rows], side="right")
+    low = np.searchsorted(prefills.reach, gaps.start[rows], side="right")
     high = np.searchsorted(prefills.start, gaps.end[rows], side="left")
     count = np.maximum(high - low, 0)
     total = np.cumsum(count)

@@ -202,6 +202,10 @@ class Residents:
     context: Floats | None  # their tokens there; None where prompt lengths are not known
     slope: Floats | None  # tokens a second from there on
 
+    @cached_property
+    def _following(self) -> Floats:
+        return np.append(self.at[1:], np.inf)
+
     def counts(self, slots: Ints) -> Floats:
         """Open streams at these places."""
         return np.maximum(self.count[slots], 1.0)
@@ -216,13 +220,14 @@ class Residents:
     def slots(self, times: Floats) -> Ints:
         """Places of these instants (in any order) among those at which something changes."""
         low, high = float(times.min()), float(times.max())
-        cells = max(1, min(CELLS_EACH * len(times), int((high - low) / CELL_S)))
+        inside = np.diff(np.searchsorted(self.at, [low, high]))
+        cells = int(np.clip(CELLS_EACH * inside[0], 1, len(times)))
         width = max(high - low, 1e-9) / cells
         # A hair before each edge: rounding must not put an instant behind its place.
         edges = low + (np.arange(cells + 1) - 1e-6) * width
         before = np.maximum(np.searchsorted(self.at, edges, side="right") - 1, 0)
         slots: Ints = before[((times - low) / width).astype(np.int64)]
-        following = np.append(self.at[1:], np.inf)
+        following = self._following
         rows = np.flatnonzero(following[slots] <= times)
         for _ in range(STEPS):
             slots[rows] += 1

@@ -16,7 +16,7 @@ from pdtrace.methods.statistics import Floats, spread_rows
 BLOCKS = 40  # stretches of equal length that the bootstrap draws
 PAIR_FLOOR = 1e-5  # of the loss: pairs below are summed into one row
 MAX_PAIRS = 100_000
-TYPICAL_ROWS = 200_000  # gaps of a window that tell its typical step
+TYPICAL_ROWS = 20_000  # gaps of a window that tell its typical step
 MAX_EVENTS = 100_000
 
 LOSSES_SCHEMA: dict[str, type[pl.DataType]] = {

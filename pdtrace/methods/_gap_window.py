@@ -10,12 +10,12 @@ import polars as pl
 from pdtrace.methods import _gap_chance as chance
 from pdtrace.methods import _gap_prefills as prefill_work
 from pdtrace.methods import _gap_series as series
-from pdtrace.methods._gap_prefills import Cover, Prefills
+from pdtrace.methods._gap_prefills import Prefills
 from pdtrace.methods._gap_series import Gaps, Ints, Residents
 from pdtrace.methods.statistics import Bools, Floats, spread_rows, trimmed_least_squares
 
 MIN_CLEAN = 300  # fewer gaps without a prefill give no baseline
-FIT_ROWS = 50_000
+FIT_ROWS = 30_000
 PAUSE_S = 0.02  # a stall longer than twice the overlap and this has another cause
 NOISE = 3.0  # sigmas by which noise may carry a gap beyond its overlap
 DRIFT_S, DRIFT_GAPS = 1.0, 20  # a bin of the slow drift: at least as long, with as many gaps
@@ -30,7 +30,6 @@ class Stage:
     first: Floats
     last: Floats
     prefills: Prefills
-    cover: Cover
     open: Residents
     pace_s: float
     number: Ints  # of each stream among the streams of its request
@@ -70,7 +69,7 @@ def window_of(streams: pl.DataFrame, offset: int, stage: Stage) -> Window | None
         return None
     gaps.stream[:] += offset
     gaps, middle, slots, work, preempted = _without_silent(gaps, stage)
-    cover = prefill_work.cover_of(work) if preempted else stage.cover
+    cover = prefill_work.cover_of(work)
     overlap = cover.during(gaps)
     clean = overlap <= 0
     if clean.sum() < MIN_CLEAN:
@@ -88,7 +87,7 @@ def window_of(streams: pl.DataFrame, offset: int, stage: Stage) -> Window | None
     rest = excess - credit
     stalls = np.flatnonzero(rest > NOISE * sigma)
     by_chance = chance.chance_credit(length[stalls], rest[stalls], cover, low, high, PAUSE_S)
-    longest = float((work.end - work.start).max())
+    longest = float((work.end - work.start).max(initial=0.0))
     bounded = np.clip(excess, -NOISE * sigma, 2 * longest + PAUSE_S)
     shifts = chance.shifted(gaps, bounded, cover, stage.period[1] - stage.period[0])
     return Window(
@@ -108,9 +107,9 @@ def _without_silent(gaps: Gaps, stage: Stage) -> tuple[Gaps, Floats, Ints, Prefi
     middle *= 0.5
     slots = stage.open.slots(middle)
     rows = series.silent(gaps, stage.open.counts(slots))
+    work = stage.prefills.within(float(gaps.start.min()), float(gaps.end.max()))
     if not len(rows):
-        return gaps, middle, slots, stage.prefills, 0
-    work = stage.prefills
+        return gaps, middle, slots, work, 0
     if stage.cost is not None:
         stream = gaps.stream[rows]
         context = stage.prompt[stream] + gaps.made[rows]

@@ -187,7 +187,7 @@ def _stage(
     )
     made = streams["emissions"].to_numpy().astype(np.float64)
     stage = Stage(
-        origin, request, first, last, work, prefill_work.cover_of(work),
+        origin, request, first, last, work,
         series.residents(first, last, prompt, made), pace,
         streams["stream"].fill_null(0).to_numpy().astype(np.int64), prompt, cost,
         (float(first.min()), float(last.max())),

@@ -71,8 +71,90 @@ class Pieces:
 
 
 def sweep(windows: Windows, intervals: Intervals) -> Pieces:
-    """Partition every window exactly; intervals must run forwards (end >= start)."""
+    """Partition every window exactly; intervals must run forwards (end >= start).
+
+    Most windows hold intervals that follow one another: these are laid out as they come.
+    """
     inside, clip = _clip(windows, intervals)
+    inside = inside.take(np.argsort(inside.start + (windows.base - windows.start)[inside.window]))
+    crowded = np.zeros(len(windows.start), dtype=bool)
+    again = inside.window[1:] == inside.window[:-1]
+    crowded[inside.window[1:][again & (inside.start[1:] < inside.end[:-1])]] = True
+    if not crowded.any():
+        return _laid(windows, inside, clip)
+    if crowded.all():
+        return _swept(windows, inside, clip)
+    return _merged(crowded, *(
+        lay(
+            Windows(windows.start[part], windows.end[part]),
+            _renumbered(inside.take(part[inside.window]), part),
+            clip[part],
+        )
+        for lay, part in ((_swept, crowded), (_laid, ~crowded))
+    ))  # fmt: skip
+
+
+def _renumbered(intervals: Intervals, part: NDArray[np.bool_]) -> Intervals:
+    """The same with the places that their windows have among those of `part`."""
+    return replace(intervals, window=(np.cumsum(part) - 1)[intervals.window])
+
+
+def _merged(crowded: NDArray[np.bool_], swept: Pieces, laid: Pieces) -> Pieces:
+    """The pieces of both kinds of windows in the order of windows."""
+    window = np.concatenate(
+        [np.flatnonzero(crowded)[swept.window], np.flatnonzero(~crowded)[laid.window]]
+    )
+    order = np.argsort(window, kind="stable")
+
+    def both(name: str) -> Ints:
+        joined: Ints = np.concatenate([getattr(swept, name), getattr(laid, name)])
+        return joined
+
+    clip, overlap = np.empty((2, len(crowded)), dtype=np.int64)
+    for part, found in ((crowded, swept), (~crowded, laid)):
+        clip[part], overlap[part] = found.clip, found.overlap
+    start, end, kind = (both(name)[order] for name in ("start", "end", "kind"))
+    return Pieces(window[order], start, end, kind, clip, overlap)
+
+
+def _laid(windows: Windows, intervals: Intervals, clip: Ints) -> Pieces:
+    """Windows whose intervals (in order) do not overlap: the intervals, and what is left around them."""
+    count, window = len(windows.start), intervals.window
+    opens = np.ones(len(window), dtype=bool)
+    np.not_equal(window[1:], window[:-1], out=opens[1:])
+    reached = np.empty_like(intervals.start)  # until where the window is filled before each
+    reached[1:] = intervals.end[:-1]
+    reached[opens] = windows.start[window[opens]]
+    gap = intervals.start > reached
+    each = np.bincount(window, minlength=count)
+    filled = windows.start.copy()
+    last = np.append(opens[1:], True)[: len(opens)]
+    filled[window[last]] = intervals.end[last]
+    rest = filled < windows.end
+    # Where each piece stands among all: behind the gaps and rests before it.
+    place = np.arange(len(window)) + np.cumsum(gap) + (np.cumsum(rest) - rest)[window]
+    gaps = np.bincount(window, gap, count).astype(np.int64)
+    at_end = np.cumsum(each + gaps + rest) - 1
+    size = len(window) + int(gap.sum()) + int(rest.sum())
+    pieces = np.empty((3, size), dtype=np.int64)
+    for where, which, start, kind in (
+        (place, window, intervals.start, intervals.kind),
+        (place[gap] - 1, window[gap], reached[gap], NOBODY),
+        (at_end[rest], np.flatnonzero(rest), filled[rest], NOBODY),
+    ):
+        pieces[0, where], pieces[1, where], pieces[2, where] = which, start, kind
+    owner, start, kind = pieces
+    fresh = np.ones(size, dtype=bool)
+    fresh[1:] = (kind[1:] != kind[:-1]) | (owner[1:] != owner[:-1])
+    owner, start, kind = owner[fresh], start[fresh], kind[fresh]
+    end = np.append(start[1:], 0)[: len(start)]
+    closes = np.append(owner[1:] != owner[:-1], True)[: len(owner)]
+    end[closes] = windows.end[owner[closes]]
+    return Pieces(owner, start, end, kind, clip, np.zeros(count, dtype=np.int64))
+
+
+def _swept(windows: Windows, inside: Intervals, clip: Ints) -> Pieces:
+    """Windows whose intervals overlap."""
     offset = windows.base - windows.start  # instant + offset = position on the axis
     first = inside.start + offset[inside.window]
     last = inside.end + offset[inside.window]

@@ -151,10 +151,13 @@ class Recorder:
         if len(queue) >= self._limit or self._closing:
             self.dropped += 1
             return
+        if len(queue) >= BATCH_REQUESTS:  # before the thread may see it
+            for stream in request.streams:
+                stream.pack()
         queue.append(request)
         if self._thread is None:
             self._start()
-        elif len(queue) == BATCH_REQUESTS:
+        elif len(queue) >= BATCH_REQUESTS:
             self._wake.set()
 
     def _start(self) -> None:

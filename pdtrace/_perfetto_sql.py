@@ -117,19 +117,37 @@ SELECT _slice(
 FROM _move AS m JOIN _move_lane AS l ON l.move = m.move
 ORDER BY m.start_ns, m.move
 """
+# The value that holds where the timeline begins, and all later ones.
 COUNTERS = """
+WITH point AS (
+  SELECT worker, rank, quantity, time_ns, max(value) AS value, max(resolution_ns) AS resolution_ns,
+    lead(time_ns) OVER (PARTITION BY worker, rank, quantity ORDER BY time_ns) AS next_ns
+  FROM load_points
+  WHERE worker IN (SELECT key FROM _track) AND ($to IS NULL OR time_ns < $to)
+  GROUP BY worker, rank, quantity, time_ns
+),
+series AS (
+  SELECT worker, quantity, count(DISTINCT rank) AS ranks, max(resolution_ns) AS coarse
+  FROM point
+  GROUP BY worker, quantity
+)
 SELECT _counter(
-  CASE WHEN quantity = 'kv_usage' THEN 'KV cache' ELSE 'requests' END
-    || CASE WHEN p.rank <> '' AND r.ranks > 1 THEN ' of rank ' || p.rank ELSE '' END
-    || CASE WHEN p.resolution_ns >= 10000000 THEN ' (± ' || round(p.resolution_ns / 1e9, 2) || ' s)' ELSE '' END,
-  greatest(time_ns - $base, 0), t.pid,
-  CASE quantity WHEN 'kv_usage' THEN 'used %' WHEN 'batch' THEN 'in the step' ELSE quantity END,
-  CASE WHEN quantity = 'kv_usage' THEN round(100 * max(value), 3) ELSE round(max(value), 3) END)
-FROM load_points AS p JOIN _track AS t ON t.key = p.worker
-JOIN (SELECT worker, count(DISTINCT rank) AS ranks FROM load_points GROUP BY worker) AS r ON r.worker = p.worker
-WHERE value IS NOT NULL AND ($from IS NULL OR time_ns >= $from) AND ($to IS NULL OR time_ns < $to)
-GROUP BY quantity, p.rank, r.ranks, p.resolution_ns, time_ns, t.pid
-ORDER BY time_ns, t.pid, quantity
+  CASE WHEN p.quantity = 'kv_usage' THEN 'KV cache' ELSE 'requests' END
+    || CASE WHEN s.ranks > 1 THEN ' of rank ' || p.rank ELSE '' END
+    || CASE WHEN s.coarse >= 10000000 THEN ' (± ' || round(s.coarse / 1e9, 2) || ' s)' ELSE '' END,
+  greatest(p.time_ns - $base, 0), t.pid,
+  CASE p.quantity WHEN 'kv_usage' THEN 'used %' WHEN 'batch' THEN 'in the step' ELSE p.quantity END,
+  CASE WHEN p.quantity = 'kv_usage' THEN round(100 * p.value, 3) ELSE round(p.value, 3) END)
+FROM point AS p
+JOIN series AS s ON s.worker = p.worker AND s.quantity = p.quantity
+JOIN _track AS t ON t.key = p.worker
+WHERE p.value IS NOT NULL
+  AND (p.time_ns >= greatest($base, coalesce($from, $base)) OR p.next_ns > greatest($base, coalesce($from, $base)))
+ORDER BY p.time_ns, t.pid, p.quantity, p.rank
+"""
+BEFORE = """
+SELECT (SELECT count(*) FROM events WHERE time_ns IS NULL OR worker IS NULL OR (time_ns < $base AND ($from IS NULL OR time_ns >= $from)))
+  + (SELECT count(*) FROM decisions WHERE time_ns IS NULL OR router IS NULL OR (time_ns < $base AND ($from IS NULL OR time_ns >= $from)))
 """
 EVENTS = """
 SELECT _instant(e.kind, e.time_ns - $base, t.pid, t.pid * 1000000, json_object(

@@ -159,6 +159,11 @@ def _tracks(store: Store, plan: Timeline) -> list[dict[str, Any]]:
     moves = store.sql("FROM _move").with_columns(key=_key("moves", "deployment"))
     groups = _groups(store)
     plan.base_ns = _base(store, plan, requests, steps, moves)
+    early = store.sql(sql.BEFORE, **{"base": plan.base_ns, "from": plan.from_ns}).item()
+    if early:
+        plan.left_out.append(
+            f"events and routing decisions before the first thing drawn, or without instant or worker: {early:,}"
+        )
     rows: list[dict[str, Any]] = []
     for kind, frame, name, lane_key in (
         ("request", requests, "requests", "key"), ("visit", visits, "requests", "key"),

@@ -215,6 +215,28 @@ def test_metrics_alone_are_drawn_and_nothing_at_all_is_refused(
     assert [e["args"] for e in events if e["ph"] == "C"] == [{"running": 3.0}]
 
 
+def test_counters_begin_with_the_value_that_holds_and_early_events_are_counted(
+    split: Store, tmp_path: Path
+) -> None:
+    split.append("samples", [
+        {"worker": "w:d", "time_ns": T0 - k * 10**9, "metric": "num_requests_running", "value": float(k), "kind": "gauge"} for k in (9, 8, 7)
+    ])  # fmt: skip
+    split.append("events", [{"worker": "w:d", "time_ns": T0 - 10**12, "kind": "started"}])
+    events, timeline = drawn(split, tmp_path)
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    running = [
+        (e["ts"], e["args"]["running"]) for e in events if e["ph"] == "C" and names[e["pid"]] == "D (decode)" and "running" in e["args"]
+    ]  # fmt: skip
+    assert running == []  # the last of them is 7 s old at T0, and nothing came after it
+    assert "events and routing decisions before the first thing drawn, or without instant or worker: 1" in timeline.left_out  # fmt: skip
+    split.append("samples", [{"worker": "w:d", "time_ns": T0 + 10**7, "metric": "num_requests_running", "value": 1.0, "kind": "gauge"}])  # fmt: skip
+    events, _ = drawn(split, tmp_path)
+    running = [
+        (e["ts"], e["args"]["running"]) for e in events if e["ph"] == "C" and names[e["pid"]] == "D (decode)" and "running" in e["args"]
+    ]  # fmt: skip
+    assert running == [(0.0, 7.0), (10_000.0, 1.0)]
+
+
 def test_two_deployments_are_apart(split: Store, tmp_path: Path) -> None:
     split.append("deployments", [{"deployment": "e", "name": "other"}])
     split.append("requests", [{"request": "c", "deployment": "e", "start_ns": T0, "end_ns": T0 + MS}])  # fmt: skip

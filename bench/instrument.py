@@ -116,7 +116,11 @@ def scheduler(running: int = 256, steps: int = 300) -> None:
     from pdtrace.instrumentation.vllm.book import Book
     from pdtrace.instrumentation.vllm.lives import Deployment
 
-    engine = Shape(connector=None, get_request_counts=lambda: (running, 0), kv_cache_manager=Shape(usage=0.5))  # fmt: skip
+    class All(dict[str, Any]):
+        def __contains__(self, _: object) -> bool:
+            return True
+
+    engine = Shape(requests=All(), connector=None, get_request_counts=lambda: (running, 0), kv_cache_manager=Shape(usage=0.5))  # fmt: skip
 
     def request(name: str) -> Any:
         return Shape(request_id=name, num_prompt_tokens=500, num_tokens=500, max_tokens=9999, status=None)  # fmt: skip

@@ -50,7 +50,7 @@ class Book:
         self._emit: dict[str, Callable[[int], None]] = {}  # what notes a token, of plain streams
         self._batches: deque[Batch] = deque(maxlen=_IN_FLIGHT)
         self._last_result = 0
-        self._swept = 0
+        self._swept = perf_counter_ns()
 
     # ---- what the scheduler tells
 
@@ -325,7 +325,9 @@ class Book:
 
     def _sweep(self, scheduler: Any) -> None:
         """Requests that vLLM forgot without telling: their end is not known, but they take no more memory."""
-        known = scheduler.requests
+        known = getattr(scheduler, "requests", None)
+        if known is None:
+            return
         for kept in (self.waiting, self.prefilling, self.decoding):
             for engine_id in [i for i in kept if i not in known]:
                 self._end(kept[engine_id], "unknown")

@@ -256,3 +256,60 @@ def test_what_breaks_in_the_recording_does_not_reach_the_server(
     monkeypatch.setattr(answers.EventStream, "feed", breaks)
     assert streamed(CHAT[1]) == [None, CHAT[1], None]
     assert len(spans(kept)) == 1
+
+
+def through(path: str, *chunks: bytes) -> list[bytes]:
+    """What a caller of a path gets when the application sends these chunks of a stream."""
+    sent: list[bytes] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        head = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        for chunk in (*chunks, b""):
+            await send({"type": "http.response.body", "body": chunk, "more_body": bool(chunk)})
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{}"}
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+    asyncio.run(PdtraceMiddleware(app)(scope, receive, send))
+    return sent[1:-1]
+
+
+def test_messages_in_anthropics_shape(kept: Kept) -> None:
+    def typed(kind: str, **fields: Any) -> bytes:
+        return f"event: {kind}\n".encode() + event(type=kind, **fields)
+
+    begin = {"id": "msg_5", "model": "m", "usage": {"input_tokens": 3, "cache_read_input_tokens": 40, "cache_creation_input_tokens": 2}}  # fmt: skip
+    chunks = [
+        typed("message_start", message=begin),
+        typed("content_block_start", index=0, content_block={"type": "text", "text": ""}),
+        *(typed("content_block_delta", index=0, delta={"type": "text_delta", "text": "secret"}) for _ in range(4)),
+        typed("ping"),
+        typed("content_block_stop", index=0),
+        typed("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 9}),
+        typed("message_stop"),
+    ]  # fmt: skip
+    whole = b"".join(chunks)
+    assert b"".join(through("/v1/messages", whole[:333], whole[333:])) == whole
+    (span,) = spans(kept)
+    told = attributes(span)
+    assert len(told["pdtrace.token.times_us"]) == 4
+    assert told["gen_ai.usage.input_tokens"] == "45"  # with what was cached, as elsewhere
+    assert told["gen_ai.usage.cache_read.input_tokens"] == "40"
+    assert told["gen_ai.usage.output_tokens"] == "9"
+    assert told["gen_ai.response.finish_reasons"] == ["end_turn"]
+    assert told["pdtrace.request.id"] == "5"
+    assert "secret" not in json.dumps(told)
+
+
+def test_an_error_inside_a_stream_is_a_failure_whatever_the_status(kept: Kept) -> None:
+    through("/v1/completions", CHAT[1], event(error={"message": "secret", "type": "InternalServerError"}), CHAT[-1])  # fmt: skip
+    (span,) = spans(kept)
+    assert span["status"] == {"code": 2}
+    assert attributes(span)["error.type"] == "InternalServerError"
+    assert "secret" not in json.dumps(attributes(span))

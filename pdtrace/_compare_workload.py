@@ -20,6 +20,9 @@ MEAN = 0.10  # relative difference of the means above which it does
 RATE = 0.10  # likewise of arrival rates
 BURSTS = 1.25  # ratio of the variations of two arrival processes that is held to differ
 HITS = 0.02  # difference of cache-hit shares that does not matter
+ALIKE_SHARE = (
+    0.05  # shares of failed requests this near are alike where chance may make the difference
+)
 LONGER = 1.25  # ratio of durations that does not matter
 
 
@@ -190,6 +193,11 @@ def cache_hits(a: Side, b: Side) -> Condition:
     return _condition("cache_hits", "cache hits", "same" if same else "different", texts)
 
 
+ALIKE_SHARE = (
+    0.05  # shares of failed requests this near are alike where chance may make the difference
+)
+
+
 def failed(a: Side, b: Side) -> Condition:
     """Share of requests that failed: those that are left out of latency may be the slow ones."""
     counts = [side.deployment.requests for side in (a, b)]
@@ -206,6 +214,9 @@ def failed(a: Side, b: Side) -> Condition:
     low, high = found.interval or (0.0, 0.0)
     if low > 0 or high < 0:
         return _condition("failed", name, "different", texts)
+    apart = abs(lost[0] / max(told[0], 1) - lost[1] / max(told[1], 1))
+    if apart > ALIKE_SHARE:  # far apart, and so few that it may be chance: that is not alike
+        return _condition("failed", name, "unknown", texts, "too few requests to tell")
     return _condition("failed", name, "same", texts)
 
 

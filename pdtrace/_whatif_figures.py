@@ -9,7 +9,7 @@ import numpy as np
 from pdtrace._whatif_inputs import Inputs
 from pdtrace._whatif_model import Answer, Check
 from pdtrace.methods.replay import Played
-from pdtrace.methods.statistics import Bools, Floats
+from pdtrace.methods.statistics import Z95, Bools, Floats
 from pdtrace.model import Slo
 
 QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
@@ -69,20 +69,34 @@ def unit_of(figure: str) -> str:
 
 def answers(
     tables: Sequence[Mapping[str, float]],
+    scattered: Sequence[Mapping[str, float]],
     base: Mapping[str, float],
     checks: Sequence[Check],
     origin: str | None,
 ) -> list[Answer]:
-    """Lowest, central and highest of each figure, wider by what the self-check was wrong."""
+    """Lowest, central and highest of each figure, wider by what chance and the self-check leave open.
+
+    `tables`: the central replay first, then fits and links that the data allow; `scattered`: runs with steps that
+    scatter as they did. The central value is the mean of those: a run is one draw of them.
+    """
     errors = {c.figure: c.error for c in checks}
     found = []
-    for figure, central in tables[0].items():
+    for figure, plain in tables[0].items():
+        draws = [t[figure] for t in scattered if figure in t]
+        central = float(np.mean(draws)) if draws else plain
+        chance = Z95 * float(np.std(draws, ddof=1)) if len(draws) > 1 else 0.0
+        # what other fits and links change, and what one run differs from another, add as independent errors do
         values = [t[figure] for t in tables if figure in t]
+        low = central - np.hypot(plain - min(values), chance)
+        high = central + np.hypot(max(values) - plain, chance)
         off = abs(errors.get(figure) or 0.0)
-        low, high = min(values), max(values)
         if unit_of(figure) == "1":
             low, high = max(0.0, low - off), min(1.0, high + off)
         else:
-            low, high = low / (1 + off), high * (1 + off)
-        found.append(Answer(figure, unit_of(figure), origin, low, central, high, base.get(figure)))
+            low, high = max(0.0, low) / (1 + off), high * (1 + off)
+        found.append(
+            Answer(
+                figure, unit_of(figure), origin, float(low), central, float(high), base.get(figure)
+            )
+        )
     return found

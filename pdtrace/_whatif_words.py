@@ -40,6 +40,32 @@ def refused(why: str) -> str:
     return f"These data cannot say: {why}."
 
 
+SCATTERED = 0.1  # a median residual of step costs from which on the shape of the cost does not hold
+EXPLAINED = 0.03  # and up to which it surely does
+
+
+def why_it_misses(fitted: Fitted, checks: Sequence[Check]) -> str:
+    """What the fit says of the reason, to go on a refusal's sentence; empty where it tells none."""
+    worst = max(fitted.decode_error, fitted.prefill_error)
+    basis = "engine steps" if fitted.level == "A" else "token gaps and prefills"
+    if worst > SCATTERED:
+        return (
+            f". What a step costs is not told by its batch, context and prompt tokens here ({basis} lie {worst:.0%} off"
+            " the best fit in the median): something else keeps the machine busy, or its steps cost otherwise"
+        )
+    short = [
+        c.recorded - c.replayed
+        for c in checks
+        if c.figure == "ttft_p50" and c.recorded is not None and c.replayed is not None
+    ]
+    if worst <= EXPLAINED and short and short[0] > 0:
+        return (
+            f". The steps themselves are explained to {worst:.1%}, so {numbers.duration(short[0])} of the median first"
+            " token pass outside of them, between front end, router and engine, and no replay of steps shows that"
+        )
+    return ""
+
+
 def missing(items: Sequence[str]) -> str:
     """What is neither recorded nor given."""
     return f"neither recorded nor given: {'; '.join(items)}"
@@ -72,7 +98,17 @@ def assumptions(
     lines = [
         "the same requests arrive at the same instants, with the same lengths and the same cached tokens",
         f"batching of the engine: {fitted.budget_basis}",
-        "bands: fits of stretches of the data drawn anew, widened by the error of the self-check",
+        "what a step costs: "
+        + (
+            "the engine's own steps"
+            if fitted.level == "A"
+            else "gaps between tokens and prefill intervals"
+        )
+        + f" (level {fitted.level})",
+        (
+            "bands: fits of stretches of the data drawn anew, and runs whose steps scatter as the recorded ones,"
+            " widened by the error of the self-check; central is the mean of those runs"
+        ),
     ]
     if not fitted.alone_rows:
         lines.append(

@@ -88,7 +88,8 @@ def _unknown(row: Mapping[str, Any]) -> str:
 
 def _single(row: Mapping[str, Any]) -> str:
     n = row.get("single")
-    return f"; {plural(n, 'answer')} of one token meet any limit on pace" if n else ""
+    meet = "meets" if n == 1 else "meet"
+    return f"; {plural(n, 'answer')} of one token {meet} any limit on pace" if n else ""
 
 
 def _joint_lines(row: Mapping[str, Any]) -> Iterator[str]:

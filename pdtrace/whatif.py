@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -15,14 +16,17 @@ from pdtrace._whatif_inputs import Inputs, Link, inputs, link, model_bytes
 from pdtrace._whatif_model import Answer, Asked, Check, Transfer, WhatIf
 from pdtrace.blocks import Block
 from pdtrace.errors import BadOption
-from pdtrace.methods.replay import Cost, Plan, replay
-from pdtrace.methods.step_cost import Fitted, Rows, fit, rows
+from pdtrace.methods import step_cost, step_cost_steps
+from pdtrace.methods.replay import Cost, Noise, Plan, replay
+from pdtrace.methods.step_cost import Fitted
 from pdtrace.model import Slo, SloPolicy
 from pdtrace.store import Store
 
 MOST_ERROR = 0.10  # of the self-check at the median, above which nothing is answered
 Origin = Literal["prefill", "decode"]
+Fitter = Callable[[np.random.Generator | None], Fitted | str]
 DRAWS = 6  # fits of stretches drawn anew
+RUNS = 6  # runs with steps that scatter as they did
 SLOWEST = (
     0.5  # share of the given bandwidth that a transfer may be down to, where one value is given
 )
@@ -65,22 +69,17 @@ def whatif(
     if isinstance(found, str):
         return refused(found)
     known = _known(store, chosen["deployment"], asked)
-    table = rows(found.prefills, found.streams, known.budget, known.chunked, split=found.split)
-    fitted = table if isinstance(table, str) else fit(table)
-    if isinstance(table, str) or isinstance(fitted, str):
-        return refused(str(fitted))
-    ran = _as_it_ran(found, fitted, known, asked)
-    if isinstance(ran, str):
-        return refused(ran, fit=_told(fitted, found))
-    played = replay(found.load, fitted.cost, ran)
-    base = figures(found, played, limits)
-    checks = check(found, base, limits)
+    fitters = _fitters(store, chosen["deployment"], found, known)
+    best = _checked(found, fitters, known, asked, limits)
+    if isinstance(best, tuple):
+        return refused(best[0], **({"fit": _told(best[1], found)} if best[1] else {}))
+    fitted, ran, base, checks = best.fitted, best.ran, best.base, best.checks
     more: dict[str, Any] = {"self_check": tuple(checks), "fit": _told(fitted, found)}
-    if why := _gate(checks, played.finished):
-        return refused(why, **more)
+    if best.why:
+        return refused(best.why + words.why_it_misses(fitted, checks), **more)
     if missing := _missing(asked, found, known):
         return refused(words.missing(missing), missing=tuple(missing), **more)
-    given, waits = _answers(found, table, fitted, ran, asked, known, base, checks, limits)
+    given, waits = _answers(found, best.fitter, fitted, ran, asked, known, base, checks, limits)
     if not given:
         return refused(
             "the load is more than the set-up asked for carries: its queue grows to the end", **more
@@ -223,33 +222,37 @@ def _plan(ran: Plan, asked: Asked, known: _Known) -> Plan:
 
 
 def _answers(
-    found: Inputs, table: Rows, fitted: Fitted, ran: Plan, asked: Asked, known: _Known,
+    found: Inputs, fitter: Fitter, fitted: Fitted, ran: Plan, asked: Asked, known: _Known,
     base: Mapping[str, float], checks: list[Check], slo: Slo | None,
 ) -> tuple[list[Answer], dict[str, Any]]:  # fmt: skip
     """Bands over bandwidth, transfer mode and what the fit leaves open, per first-token convention."""
     plan = _plan(ran, asked, known)
     split = plan.prefill_workers > 0
-    costs = _costs(table, fitted)
+    costs = _costs(fitter, fitted)
+    chance: list[Noise | None] = [None]
+    chance += [replace(fitted.noise, seed=seed) for seed in range(1, RUNS + 1)]
     given: list[Answer] = []
     waits: dict[str, Any] = {}
     origins: tuple[Origin | None, ...] = ("prefill", "decode") if split else (None,)
     for origin in origins:
         central = replace(plan, origin=origin or "decode")
-        variants = [(central, costs[0]), *((central, c) for c in costs[1:])]
+        variants = [(central, c) for c in costs[1:]]
         if split:
             variants += [(p, costs[0]) for p in _links(central, asked)]
-        played = [replay(found.load, cost, p) for p, cost in variants]
+        runs = [replay(found.load, costs[0], central, noise) for noise in chance]
+        played = [runs[0], *(replay(found.load, cost, p) for p, cost in variants)]
         if not played[0].finished:
             return [], {}
         tables = [figures(found, p, slo) for p in played if p.finished]
-        given += answers(tables, base, checks, origin)
+        scattered = [figures(found, p, slo) for p in runs[1:] if p.finished]
+        given += answers(tables, scattered, base, checks, origin)
         if split:
             waits[str(origin)] = {
                 "transfer_p50_ms": 1e3 * float(np.median(played[0].transfer_s)),
                 "transfer_p99_ms": 1e3 * float(np.quantile(played[0].transfer_s, 0.99)),
                 "kv_memory_wait_p99_ms": 1e3 * float(np.quantile(played[0].memory_wait_s, 0.99)),
                 "prefill_busy_ratio": played[0].prefill_busy_ratio,
-                "variants": len(variants), "unfinished_variants": sum(not p.finished for p in played),
+                "variants": len(played), "unfinished_variants": sum(not p.finished for p in played),
             }  # fmt: skip
     return given, waits
 
@@ -260,10 +263,70 @@ def _kv_bytes(asked: Asked, known: _Known) -> float | None:
     return asked.kv_bytes_per_token or (measured if np.isfinite(measured) else known.model_bytes)
 
 
-def _costs(table: Rows, fitted: Fitted) -> list[Cost]:
+def _fitters(store: Store, deployment: str, found: Inputs, known: _Known) -> list[Fitter]:
+    """Fits of what a step costs, the best evidence first: the engine's own steps where all are there, then instants."""
+    table = step_cost.rows(
+        found.prefills, found.streams, known.budget, known.chunked, split=found.split
+    )
+    instants: Fitter = (
+        (lambda _: table) if isinstance(table, str) else partial(step_cost.fit, table)
+    )
+    ((workers, told),) = store.rows(step_cost_steps.COMPLETE, [deployment])
+    if not workers or told != workers:
+        return [instants]
+    steps = store.sql(step_cost_steps.STEPS, deployment=deployment)
+    gaps = np.empty((0, 4)) if isinstance(table, str) else table.gap
+    given = partial(step_cost_steps.fit, steps, gaps, known.budget, split=found.split)
+    return [lambda random: given(random=random), instants]
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A fit, the deployment replayed with it as it ran, and how far that is from the record."""
+
+    fitter: Fitter
+    fitted: Fitted
+    ran: Plan
+    base: Mapping[str, float]
+    checks: list[Check]
+    why: str | None  # it is not to be trusted
+
+    @property
+    def error(self) -> float:
+        """The largest of the gated errors; without end where one is unknown."""
+        errors = {c.figure: c.error for c in self.checks}
+        gated = [errors.get(f) for f in FIGURES_GATED]
+        return max(float("inf") if e is None else abs(e) for e in gated)
+
+
+def _checked(
+    found: Inputs, fitters: list[Fitter], known: _Known, asked: Asked, limits: Slo | None
+) -> _Checked | tuple[str, Fitted | None]:
+    """The first fit whose replay as it ran passes, else the nearest; a sentence where there is none."""
+    tried: list[_Checked] = []
+    failed: tuple[str, Fitted | None] = ("", None)
+    for fitter in fitters:
+        fitted = fitter(None)
+        if isinstance(fitted, str):
+            failed = (fitted, None)
+            continue
+        ran = _as_it_ran(found, fitted, known, asked)
+        if isinstance(ran, str):
+            return ran, fitted
+        played = replay(found.load, fitted.cost, ran)
+        base = figures(found, played, limits)
+        checks = check(found, base, limits)
+        why = _gate(checks, played.finished)
+        tried.append(_Checked(fitter, fitted, ran, base, checks, why))
+        if why is None:
+            return tried[-1]
+    return min(tried, key=lambda t: t.error) if tried else failed
+
+
+def _costs(fitter: Fitter, fitted: Fitted) -> list[Cost]:
     """The fitted cost, and others that the data do not rule out."""
     random = np.random.default_rng(1)
-    drawn = [fit(table, random) for _ in range(DRAWS)]
+    drawn = [fitter(random) for _ in range(DRAWS)]
     costs = [fitted.cost, *(d.cost for d in drawn if not isinstance(d, str))]
     if not fitted.alone_rows:  # the fixed part of a prompt-only step was never seen
         _, slope, square = fitted.cost.prefill
@@ -288,7 +351,7 @@ def _links(plan: Plan, asked: Asked) -> list[Plan]:
 def _told(fitted: Fitted, found: Inputs) -> dict[str, Any]:
     (a, b, c), (d, per_request, per_token) = fitted.cost.prefill, fitted.cost.decode
     return {
-        "level": "B", "requests": len(found.load.arrival_s),
+        "level": fitted.level, "requests": len(found.load.arrival_s),
         "prefill_fixed_ms": 1e3 * a, "prefill_per_token_us": 1e6 * b, "prefill_per_token_squared_ns": 1e9 * c,
         "mixed_extra_ms": 1e3 * fitted.cost.mixed,
         "decode_fixed_ms": 1e3 * d, "decode_per_request_us": 1e6 * per_request, "decode_per_context_token_ns": 1e9 * per_token,

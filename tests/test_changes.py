@@ -145,6 +145,28 @@ def test_steady_traffic_gives_no_alarm(kind: str, count: int) -> None:
     assert alarms <= (4 if kind == "queue" else 2)
 
 
+def test_an_episode_of_a_waiting_line_is_no_change_unless_something_else_changed() -> None:
+    alarms = 0
+    for seed in range(20):
+        values = pl.Series(100 * waiting(seed, 600, 0.95))
+        alarms += ("change", "ttft") in found(run(seed, 600).with_columns(ttft_ms=values))
+    assert alarms <= 3
+    # The load rises from a half to nine tenths of what is carried, and arrivals show it.
+    told = 0
+    for seed in range(10):
+        random = np.random.default_rng(seed)
+        gaps = random.exponential(1, 800) / np.where(np.arange(800) < 400, 0.5, 0.9)
+        work = random.exponential(1, 800)
+        steps = np.concatenate([[0.0], np.cumsum(work[:-1] - gaps[1:])])
+        waits = steps - np.minimum.accumulate(steps) + work
+        frame = run(seed, 800).with_columns(
+            ttft_ms=pl.Series(100 * waits),
+            start_ns=pl.Series(T0 + (np.cumsum(gaps) * S).astype(int)),
+        )
+        told += ("change", "ttft") in found(frame) or ("change", "arrival_rate") in found(frame)
+    assert told >= 9
+
+
 def test_equal_values_and_missing_ones_are_no_change() -> None:
     frame = run()
     still = frame.with_columns(ttft_ms=100.0, tpot_ms=20.0, failed=0.0)

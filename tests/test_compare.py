@@ -179,6 +179,12 @@ def test_other_conditions_forbid_a_winner(other: Row, condition: str) -> None:
     assert delta(pair, "ttft_ms", "p50").found.interval is not None  # told all the same
 
 
+def test_failures_far_apart_in_few_requests_are_not_called_alike() -> None:
+    few, lossy = run(1, n=3), run(2, n=400, failed=160)
+    assert statuses(compared(few, lossy))["failed"] == "unknown"
+    assert statuses(compared(run(1), run(2)))["failed"] == "same"
+
+
 def test_what_the_data_do_not_say_may_be_stated_but_not_what_they_say() -> None:
     a, b = run(1, host=None), run(2, slower=1.5, host=None)
     assert compared(a, b).winner is None

@@ -2,7 +2,10 @@
 
 Of arrivals, first tokens, time per output token and failures, each in the order of arrival. A
 change of level is found and judged in `_segments` (circular binary segmentation on ranks, guarded
-against queues' memory), and counts only where it is large and its intervals do not overlap. Warm-up
+against queues' memory), and counts only where it is large and its intervals do not overlap. First
+tokens that depend on each other come from a waiting line, whose long episodes look like changes:
+there a change counts only where something else changed with it (arrivals, pace, prompts), or where
+the line emptied again and again in the slower part. Warm-up
 is told apart: the first requests are slower than any other stretch of as many requests was. What
 changed along with it (arrivals, requests in flight, prompts) stands beside each change; that is no
 proof of a cause.
@@ -73,11 +76,19 @@ LOOKED_AT = 50_000  # requests that are looked at, every k-th of more
 FACTOR = 1.25  # smaller changes of a rate or median are not told
 POINTS = 0.02  # likewise of a share
 BACKLOG = 10  # a slow stretch lasts this many of its waits at least, or it is one backlog
+EPISODE_PARTS = 8  # parts of a slower stretch; in half of them the line must have emptied
+NEAR = 0.1  # of the run: changes so near each other came together
 WARM_FACTOR, WARM_FEWEST, WARM_P = 1.5, 100, 0.002
 WARM_SIZES = (1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987)
 ONE_RESTART_NS = 60 * 10**9  # signs closer than this tell of one restart
 METRICS = ("arrival_rate", "ttft", "tpot", "failures")
-UNITS = {"arrival_rate": "requests/s", "ttft": "ms", "tpot": "ms", "failures": "1"}
+UNITS = {
+    "arrival_rate": "requests/s",
+    "ttft": "ms",
+    "tpot": "ms",
+    "failures": "1",
+    "prompts": "tokens",
+}
 
 RESULT_SCHEMA: dict[str, type[pl.DataType]] = {
     "deployment": pl.String, "worker": pl.String, "kind": pl.String, "metric": pl.String,
@@ -131,7 +142,7 @@ def changes(requests: pl.DataFrame, deployment: str | None) -> pl.DataFrame:
 def _known(row: dict[str, Any], whole: list[dict[str, Any]], requests: pl.DataFrame) -> bool:
     """Whether the whole deployment shows this change too."""
     start = requests["start_ns"].to_numpy()
-    near = 0.1 * (int(start[-1]) - int(start[0]))
+    near = NEAR * (int(start[-1]) - int(start[0]))
     return any(
         (row["kind"], row["metric"]) == (other["kind"], other["metric"])
         and abs(row["at_ns"] - other["at_ns"]) <= near
@@ -148,14 +159,35 @@ def _changes(requests: pl.DataFrame) -> list[dict[str, Any]]:
     if start[0] == start[-1]:
         return []
     rows: list[dict[str, Any]] = []
-    for series in _series(requests, start):
+    # first tokens last: what else changed tells a change from an episode of the waiting line
+    for series in sorted(_series(requests, start), key=lambda s: s.metric == "ttft"):
         skip = 0
         if series.metric in {"ttft", "tpot"} and (warm := _warm_up(series)):
             skip, row = warm
             rows.append(row)
         later = replace(series, values=series.values[skip:], times=series.times[skip:])
-        rows += _levels(later)
+        rows += _levels(later, _Beside(requests, start, tuple(rows)))
+    rows.sort(key=lambda row: METRICS.index(row["metric"]))
     return [{**row, **_along(requests, start, row)} for row in rows]
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """What else is known of the run: its requests, and what changed in other quantities."""
+
+    requests: pl.DataFrame
+    start: Any
+    rows: tuple[dict[str, Any], ...]
+
+    def changed(self, at_ns: int) -> bool:
+        """Whether arrivals, pace or prompts changed about then."""
+        near = NEAR * (int(self.start[-1]) - int(self.start[0]))
+        told = [row["at_ns"] for row in self.rows if row["kind"] == "change"]
+        return any(abs(at - at_ns) <= near for at in (*told, *self._prompts()))
+
+    def _prompts(self) -> list[int]:
+        prompts = _known_values(self.requests, self.start, "prompt_tokens", "prompts")
+        return [row["at_ns"] for row in _levels(prompts)] if prompts else []
 
 
 def _series(requests: pl.DataFrame, start: Any) -> list[Series]:
@@ -166,14 +198,21 @@ def _series(requests: pl.DataFrame, start: Any) -> list[Series]:
     since = (thin - origin).astype(np.float64)
     found = [Series("arrival_rate", np.diff(since) / every, since[1:], origin, float(every))]
     for metric, column in (("ttft", "ttft_ms"), ("tpot", "tpot_ms"), ("failures", "failed")):
-        values = requests[column].cast(pl.Float64).fill_null(float("nan")).to_numpy()
-        known = np.flatnonzero(np.isfinite(values))
-        if len(known) >= FEWEST:
-            every = max(1, -(-len(known) // LOOKED_AT))
-            known = known[::every]
-            since = (start[known] - origin).astype(np.float64)
-            found.append(Series(metric, values[known], since, origin, float(every)))
+        if series := _known_values(requests, start, column, metric):
+            found.append(series)
     return found
+
+
+def _known_values(requests: pl.DataFrame, start: Any, column: str, metric: str) -> Series | None:
+    """A quantity where it is known; every k-th request of many, None of too few."""
+    values = requests[column].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+    known = np.flatnonzero(np.isfinite(values))
+    if len(known) < FEWEST:
+        return None
+    every = max(1, -(-len(known) // LOOKED_AT))
+    known = known[::every]
+    since = (start[known] - int(start[0])).astype(np.float64)
+    return Series(metric, values[known], since, int(start[0]), float(every))
 
 
 # -- warm-up -----------------------------------------------------------------------------------------
@@ -224,7 +263,7 @@ def _apart(first: Floats, rest: Floats) -> bool:
 # -- changes of level --------------------------------------------------------------------------------
 
 
-def _levels(series: Series) -> list[dict[str, Any]]:
+def _levels(series: Series, beside: _Beside | None = None) -> list[dict[str, Any]]:
     """Rows of drift or of changes of level that are large enough to be told."""
     course = _segments.course(series.values)
     count = len(series.values)
@@ -246,6 +285,7 @@ def _levels(series: Series) -> list[dict[str, Any]]:
             for n in range(len(cuts))
             if not _clear(series.metric, levels[n], levels[n + 1])
             or _one_backlog(series, levels[n : n + 2], edges[n : n + 3])
+            or _one_episode(series, course.per_block, levels[n : n + 2], edges[n : n + 3], beside)
         ]
         if not unclear:
             return [
@@ -331,6 +371,22 @@ def _one_backlog(series: Series, levels: list[Level], edges: list[int]) -> bool:
     worse = 0 if levels[0].value > levels[1].value else 1
     begin, end = (_instant(series, edges[n]) for n in (worse, worse + 1))
     return end - begin < BACKLOG * levels[worse].value * 1e6
+
+
+def _one_episode(
+    series: Series, per_block: float, levels: list[Level], edges: list[int], beside: _Beside | None
+) -> bool:
+    """Whether the slower side may be one long episode of a waiting line: nothing else changed, and it never emptied.
+
+    Only of first tokens that depend on each other. Emptied: as fast as the better side is in the median.
+    """
+    independent = max(_segments.PER_BLOCK, len(series.values) / _segments.BLOCKS)
+    if series.metric != "ttft" or beside is None or per_block <= 1.05 * independent:
+        return False
+    worse = 0 if levels[0].value > levels[1].value else 1
+    fast = series.values[edges[worse] : edges[worse + 1]] <= levels[1 - worse].value
+    emptied = sum(bool(part.any()) for part in np.array_split(fast, EPISODE_PARTS))
+    return 2 * emptied < EPISODE_PARTS and not beside.changed(_instant(series, edges[1]))
 
 
 def _size(before: Level, after: Level) -> float:

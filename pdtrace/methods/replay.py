@@ -45,6 +45,18 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Noise:
+    """How steps scatter around their cost: ratios to draw from, of steps with decodes and of prompt-only ones."""
+
+    decode: Floats
+    prefill: Floats
+    seed: int = 0
+
+
+DRAWN = 4096  # ratios drawn at once
+
+
+@dataclass(frozen=True)
 class Load:
     """Requests in order of arrival at the engines; `worker` numbers the one that had it, -1 unknown."""
 
@@ -114,8 +126,11 @@ class _Worker:
 class _Play:
     """One replay while it goes on."""
 
-    def __init__(self, load: Load, cost: Cost, plan: Plan) -> None:
+    def __init__(self, load: Load, cost: Cost, plan: Plan, noise: Noise | None) -> None:
         self.load, self.cost, self.plan = load, cost, plan
+        self.noise = noise
+        self.random = np.random.default_rng(noise.seed if noise else 0)
+        self.ratios: dict[bool, list[float]] = {True: [], False: []}
         n = len(load.arrival_s)
         self.n = n
         self.prompt, self.output = load.prompt.tolist(), load.output.tolist()
@@ -210,7 +225,18 @@ class _Play:
             return None
         worker.parts = parts
         batch = len(worker.resident) if worker.decoding else 0
-        return self.cost.step(batch, worker.context if batch else 0.0, new, squares)
+        elapsed = self.cost.step(batch, worker.context if batch else 0.0, new, squares)
+        return elapsed * self.ratio(decodes=batch > 0)
+
+    def ratio(self, *, decodes: bool) -> float:
+        """How much longer than usual this step takes."""
+        if self.noise is None:
+            return 1.0
+        ratios = self.ratios[decodes]
+        if not ratios:
+            among = self.noise.decode if decodes else self.noise.prefill
+            ratios.extend(self.random.choice(among, DRAWN).tolist())
+        return ratios.pop()
 
     def finish(self, now: float, place: int, everyone: Sequence[_Worker]) -> None:
         worker = everyone[place]
@@ -373,6 +399,6 @@ class _Play:
         decoder.begun += self.rounded(self.prompt[request] + self.made[request])
 
 
-def replay(load: Load, cost: Cost, plan: Plan) -> Played:
-    """Play the load; the same input gives the same answer."""
-    return _Play(load, cost, plan).run()
+def replay(load: Load, cost: Cost, plan: Plan, noise: Noise | None = None) -> Played:
+    """Play the load; the same input gives the same answer. Without noise every step takes its cost."""
+    return _Play(load, cost, plan, noise).run()

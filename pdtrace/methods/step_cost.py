@@ -1,4 +1,4 @@
-"""What a step costs, fitted from positioned instants (level B) or from the engine's own steps (level A).
+"""What a step costs, fitted from positioned instants (level B) ; `step_cost_steps` fits the engine's own steps (level A).
 
 Shape: prefill a + b n + c n^2, decode a + b batch + c context (DistServe's profiler, Zhong et al. 2024),
 least squares on the relative error, trimmed. A mixed step pays the decode, the prompt tokens and what
@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pdtrace.methods.replay import Cost
+from pdtrace.methods.replay import Cost, Noise
 from pdtrace.methods.statistics import Bools, Floats, trimmed_least_squares
 
 TOLERANCE_S = 3e-5  # instants that are the same: token times are whole microseconds
 NEAR = 0.3  # of a decode step: so much may instants of different origin be apart
-SAMPLED = 4000  # decode gaps that are looked at
+SAMPLED = 4000  # prefills that are looked at
+GAPS = 40_000  # decode gaps likewise: their mean holds the rare long ones, which few gaps do not tell well
 FEWEST = 30  # of gaps and of prefills, for a fit
 ALONE = 10  # prefills beside which nothing decodes, for the fixed part of their step
 ROUND_BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -59,6 +60,8 @@ class Fitted:
     decode_error: float  # median relative residual
     prefill_error: float
     alone_rows: int  # prompt-only steps behind the fixed part; 0: the decode's fixed part stands in
+    noise: Noise  # how steps scatter around the cost
+    level: str = "B"  # A: from the engine's own steps
 
 
 @dataclass(frozen=True)
@@ -136,17 +139,20 @@ def fit(found: Rows, random: np.random.Generator | None = None) -> Fitted | str:
             f" {FEWEST} of each are needed"
         )
     if random is not None:
-        gap, span = _redrawn(gap, random), _redrawn(span, random)
-    decode, decode_error = _fit(gap[:, 1:3], gap[:, 3], fixed=True)
+        gap, span = redrawn(gap, random), redrawn(span, random)
+    decode, decode_error = fitted_part(gap[:, 1:3], gap[:, 3], fixed=True)
     mixed, extra = span[:, 2] > 0, 0.0
+    scatter = np.ones(1)
     if found.chunk_tokens is None:
-        prefill, error = _fit(span[:, 4:6], span[:, 6], fixed=True)
+        prefill, error = fitted_part(span[:, 4:6], span[:, 6], fixed=True)
+        usual = prefill[0] + prefill[1] * span[:, 4] + prefill[2] * span[:, 5]
+        scatter = span[:, 6] / np.maximum(usual, 1e-9)
         alone = len(span)
     else:
         base = decode[0] + decode[1] * span[:, 2] + decode[2] * span[:, 3]
         rest = span[:, 6] - span[:, 1] * base
         use = mixed if mixed.sum() >= FEWEST else np.ones(len(span), bool)
-        (extra, *slopes), error = _fit(
+        (extra, *slopes), error = fitted_part(
             span[use][:, (1, 4, 5)], rest[use], fixed=False, scale=span[use, 6]
         )
         alone = int((~mixed).sum())
@@ -167,11 +173,11 @@ def fit(found: Rows, random: np.random.Generator | None = None) -> Fitted | str:
     )
     return Fitted(
         cost, found.chunk_tokens, found.prefill_batch_tokens, found.budget_basis, len(gap), len(span), decode_error,
-        error, alone,
+        error, alone, Noise(gap[:, 3] / np.maximum(usual * mean, 1e-9), scatter),
     )  # fmt: skip
 
 
-def _fit(
+def fitted_part(
     columns: Floats, y: Floats, *, fixed: bool, scale: Floats | None = None
 ) -> tuple[tuple[float, ...], float]:
     """Trimmed least squares on the relative error; a cost that would fall with more work is left out of the model."""
@@ -193,7 +199,7 @@ def _fit(
     return tuple(float(v) for v in values), error
 
 
-def _redrawn(table: Floats, random: np.random.Generator) -> Floats:
+def redrawn(table: Floats, random: np.random.Generator) -> Floats:
     """Rows of 20 stretches of time drawn with replacement."""
     place = np.argsort(np.argsort(table[:, 0])) * 20 // len(table)
     return np.concatenate([table[place == n] for n in random.integers(0, 20, 20)])
@@ -303,8 +309,8 @@ def _gaps(prefills: Prefills, streams: Streams) -> Floats:
         clean[rows] &= ~touched
     kept = np.flatnonzero(clean)
     kept = kept[np.argsort(end[kept])]
-    if len(kept) > SAMPLED:
-        kept = kept[:: -(-len(kept) // SAMPLED)]
+    if len(kept) > GAPS:
+        kept = kept[:: -(-len(kept) // GAPS)]
     batch, context = _residents_at(worker[kept], start[kept], end[kept], streams)
     table = np.column_stack([end[kept], batch, context, end[kept] - start[kept]])
     return table[batch > 0]

@@ -68,7 +68,8 @@ class Worker:
         self.step: Step | None = None  # the one that runs
         self.preemptions: list[tuple[int, int]] = []  # (instant, request)
         self.pauses: list[tuple[int, int]] = []  # heap of (start, duration)
-        self._random = streams.of(f"steps {name}")
+        again = f" {scenario.step_draw}" if scenario.step_draw else ""
+        self._random = streams.of(f"steps {name}{again}")
         self._pause_random = streams.of(f"pauses {name}")
         self._draws: list[tuple[float, float]] = []
         self._noise, self._hiccups = (

@@ -50,6 +50,7 @@ class Scenario:
     prefill_scale: float = 1.0
     batch_steep: bool = False
     misspecified: bool = False
+    step_draw: int = 0  # another draw of how single steps scatter; load and costs stay
     # ---- disturbances
     pauses: str = "none"  # independent, load (more when more is running) or locked to long prefills
     pauses_per_min: float = 6.0

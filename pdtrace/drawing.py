@@ -64,7 +64,10 @@ def rendered(picture: Picture, kind: str, theme: str = "light") -> bytes:
     """The picture as PNG or SVG. Raises PdtraceError where Vega refuses it."""
     import vl_convert
 
-    spec = {**pictures.sized(picture.spec or {}, WIDTH, SIDE), "title": _headline(picture, theme)}
+    spec = {
+        **_utc(pictures.sized(picture.spec or {}, WIDTH, SIDE)),
+        "title": _headline(picture, theme),
+    }
     config = pictures.config(theme)
     try:
         if kind == "svg":
@@ -73,6 +76,20 @@ def rendered(picture: Picture, kind: str, theme: str = "light") -> bytes:
     except BaseException as error:
         reraise_stop(error)
         raise PdtraceError(f"picture {picture.name}: {in_one_line(error)}") from error
+
+
+def _utc(part: Any) -> Any:
+    """The spec with its instants in UTC, and that said: a file does not know its reader's zone."""
+    if isinstance(part, list):
+        return [_utc(value) for value in part]
+    if not isinstance(part, Mapping):
+        return part
+    found = {key: value if key == "datasets" else _utc(value) for key, value in part.items()}
+    if part.get("type") == "temporal":
+        found["scale"] = {**(part.get("scale") or {}), "type": "utc"}
+        if part.get("title"):
+            found["title"] = f"{part['title']} (UTC)"
+    return found
 
 
 def _headline(picture: Picture, theme: str) -> Mapping[str, Any]:

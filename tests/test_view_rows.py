@@ -228,6 +228,14 @@ def test_one_picture_becomes_a_file(table: Path, tmp_path: Path) -> None:
     assert "coverage" in listed.output
 
 
+def test_a_file_tells_its_instants_in_utc() -> None:
+    axis = {"field": "t", "type": "temporal", "title": "time"}
+    spec = {"layer": [{"encoding": {"x": axis, "y": {"type": "quantitative"}}}], "datasets": {"d": [{"type": "temporal"}]}}  # fmt: skip
+    found = drawing._utc(spec)
+    assert found["layer"][0]["encoding"]["x"] == {**axis, "title": "time (UTC)", "scale": {"type": "utc"}}  # fmt: skip
+    assert found["datasets"] == spec["datasets"]
+
+
 def test_pictures_without_data_or_of_several_deployments_are_refused(
     two_workers: Store, tmp_path: Path
 ) -> None:

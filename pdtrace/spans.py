@@ -271,6 +271,22 @@ WHERE m.extra = '{MADE_SPAN_ID}'
 """
 
 
+_SPANS_AT_ONCE = 2_000_000  # their hashes take some 150 MB
+
+
+def _find_twins(connection: duckdb.DuckDBPyConnection) -> None:
+    """Temp table span_twins(twin): hashes of (trace, span) that occur more than once."""
+    parts = 1 + connection.execute("SELECT count(*) FROM spans").fetchall()[0][0] // _SPANS_AT_ONCE
+    connection.execute("CREATE OR REPLACE TEMP TABLE span_twins (twin UBIGINT)")
+    for part in range(parts):
+        mine = f"WHERE twin % {parts} = {part}" if parts > 1 else ""
+        connection.execute(
+            f"""INSERT INTO span_twins
+                SELECT twin FROM (SELECT hash(trace_id, span_id) AS twin FROM spans)
+                {mine} GROUP BY twin HAVING count(*) > 1"""
+        )
+
+
 def deduplicate(connection: duckdb.DuckDBPyConnection) -> pl.DataFrame:
     """Keep one row per (trace_id, span_id, start_ns) in table spans; spans without ids stay.
 
@@ -278,10 +294,7 @@ def deduplicate(connection: duckdb.DuckDBPyConnection) -> pl.DataFrame:
     most attributes, then the hash of its source and its record. Returns what was removed, per
     source and reason: records, conflicts (copies that differ from the winner), first positions.
     """
-    connection.execute(
-        """CREATE OR REPLACE TEMP TABLE span_twins AS
-           SELECT hash(trace_id, span_id) AS twin FROM spans GROUP BY twin HAVING count(*) > 1"""
-    )
+    _find_twins(connection)
     try:
         made_up = connection.sql(
             f"SELECT 1 FROM spans WHERE extra = '{MADE_SPAN_ID}' LIMIT 1"

@@ -727,7 +727,11 @@ def test_without_duplicates_nothing_is_removed() -> None:
     assert store.count("spans") == 2
 
 
-def test_copies_count_once_and_the_winner_does_not_depend_on_the_order() -> None:
+@pytest.mark.parametrize("at_once", [1, 1_000_000])
+def test_copies_count_once_and_the_winner_does_not_depend_on_the_order(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(span_sql, "_SPANS_AT_ONCE", at_once)
     poor = request(span(attributes=attributes({"a": 1, "gen_ai.prompt": "secret"})))
     rich = request(span(attributes=attributes({"a": 1, "b": 2})), span(spanId="02" * 8))
     files = {"poor": lines(poor), "rich": lines(rich), "copy": framed(rich)}

@@ -28,7 +28,7 @@ def chart(rows: pl.DataFrame) -> Any:
         x=alt.X(
             "victim:N",
             sort=victims,
-            title="stream held up, worst first",
+            title="stream held up by them, worst first",
             axis=alt.Axis(labelAngle=-45, labelLimit=90),
         ),
         y=alt.Y("culprit:N", sort=culprits, title="prompt, greatest taker first"),
@@ -74,18 +74,20 @@ def sentence(rows: pl.DataFrame) -> str | None:
     if rows.is_empty():
         return None
     takers = rows.filter(pl.col("culprit") != _OTHERS).unique("culprit").sort("culprit_place")
-    losers = rows.filter(pl.col("victim") != _OTHERS).unique("victim").sort("victim_place")
     total = rows["total_lost_s"][0]
-    if not takers.height or not losers.height or not total:
+    if not takers.height or not total:
         return f"prompts of others took {numbers.seconds(total)}; no pair is named."
     first = takers.row(0, named=True)
     three = takers.head(3)
-    lost = losers.row(0, named=True)
     size = f" ({numbers.count(first['culprit_tokens'])} tokens)" if first["culprit_tokens"] else ""
     return (
         f"{_the(three.height)} took {numbers.share(three['culprit_lost_s'].sum() / total)} of "
-        f"{numbers.seconds(total)}, {first['culprit']}{size} most ({numbers.seconds(first['culprit_lost_s'])}); "
-        f"{lost['victim']} lost most ({numbers.seconds(lost['victim_lost_s'])})."
+        f"{numbers.seconds(total)}, {first['culprit']}{size} most ({numbers.seconds(first['culprit_lost_s'])})"
+        + (
+            f"; {first['worst_victim']} lost most ({numbers.seconds(first['worst_lost_s'])})."
+            if first["worst_victim"]
+            else "."
+        )
     )
 
 

@@ -1,7 +1,7 @@
 -- interference_pairs: who took decode seconds from whom: the requests that took most against those that lost most.
 --
--- From token times (evidence level B). Pairs outside the greatest `culprits` and `victims` are summed in
--- rows named `others`; pairs that the method does not name at all stand there too.
+-- From token times (evidence level B). Named are the requests whose prompts took most, and those that
+-- lost most to them; the others are summed in rows named `others`, and so are pairs without names.
 --
 -- grain:   one row per (deployment, culprit, victim)
 -- needs:   interference_gap_losses, interference_gaps, requests
@@ -13,12 +13,14 @@
 --   culprit         VARCHAR      request whose prompt was computed; others: all that are not named
 --   victim          VARCHAR      request that was held up; others: likewise
 --   culprit_place   BIGINT       place of the culprit by seconds taken; others last
---   victim_place    BIGINT       place of the victim by seconds lost; others last
+--   victim_place    BIGINT       place of the victim by seconds lost to the named culprits; others last
 --   lost_s          DOUBLE   s   decode seconds
 --   culprit_tokens  BIGINT   tokens  prompt of the culprit; NULL for others or unknown
 --   culprit_lost_s  DOUBLE   s   all that the culprit took
 --   victim_lost_s   DOUBLE   s   all that the victim lost
 --   total_lost_s    DOUBLE   s   all of the deployment
+--   worst_victim    VARCHAR      request that lost most of all, drawn or not
+--   worst_lost_s    DOUBLE   s   what it lost
 --   level           VARCHAR      evidence level
 WITH pair AS (
   SELECT g.deployment, coalesce(l.culprit, 'others') AS culprit,
@@ -35,13 +37,29 @@ taker AS (
   FROM pair
   GROUP BY deployment, culprit
 ),
+-- Victims are ranked by what the named culprits took: the worst of all may have lost to many others.
 loser AS (
-  SELECT deployment, victim,
+  SELECT p.deployment, p.victim,
     row_number() OVER (
-      PARTITION BY deployment ORDER BY victim = 'others', sum(lost_s) DESC, victim
+      PARTITION BY p.deployment
+      ORDER BY p.victim = 'others',
+        coalesce(sum(p.lost_s) FILTER (t.place <= culprits AND p.culprit <> 'others'), 0) DESC,
+        sum(p.lost_s) DESC, p.victim
     ) AS place
-  FROM pair
-  GROUP BY deployment, victim
+  FROM pair AS p
+  JOIN taker AS t ON t.deployment IS NOT DISTINCT FROM p.deployment AND t.culprit = p.culprit
+  GROUP BY p.deployment, p.victim
+),
+worst AS (
+  SELECT deployment, arg_max(victim, lost_s) AS victim, max(lost_s) AS lost_s
+  FROM (
+    SELECT deployment, victim, sum(lost_s) AS lost_s
+    FROM pair
+    WHERE victim <> 'others'
+    GROUP BY deployment, victim
+    ORDER BY victim
+  )
+  GROUP BY deployment
 ),
 named AS (
   SELECT p.deployment,
@@ -74,6 +92,8 @@ SELECT p.deployment, p.culprit, p.victim,
     ORDER BY p.victim = 'others', p.victim_lost_s DESC, p.victim
   ) AS victim_place,
   p.lost_s, r.prompt_tokens AS culprit_tokens, p.culprit_lost_s, p.victim_lost_s, p.total_lost_s,
+  m.victim AS worst_victim, m.lost_s AS worst_lost_s,
   'B' AS level
 FROM placed AS p
+LEFT JOIN worst AS m ON m.deployment IS NOT DISTINCT FROM p.deployment
 LEFT JOIN requests AS r ON r.request = p.culprit AND r.deployment IS NOT DISTINCT FROM p.deployment

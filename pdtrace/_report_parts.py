@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LONG_ID = 36  # signs; longer words are shortened, with all of them to copy
 _LONG = re.compile(rf"[^\s,;()\"']{{{LONG_ID},}}")
 _NUMBER_UNIT = re.compile(r"(?<=\d) (%|ms\b|s\b|min\b|[kMGT]?B\b)")
+_CODE = re.compile(r"`([^`\n]{1,200})`")
 _SAFE_INTEGER = 2**53  # beyond it JavaScript's numbers lose digits
 MANY_SOURCES = 15  # more of them are shown on demand
 NOT_DRAWN = "Views without data here"
@@ -43,7 +44,7 @@ def text(value: object) -> str:
 
 
 def _prose(words: str) -> str:
-    return escaped(_NUMBER_UNIT.sub("\u00a0\\1", words))
+    return _CODE.sub(r"<code>\1</code>", escaped(_NUMBER_UNIT.sub("\u00a0\\1", words)))
 
 
 def _identifier(word: str) -> str:

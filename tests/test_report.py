@@ -32,16 +32,20 @@ QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-
 
 @pytest.fixture(scope="module")
 def nasty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report of a table whose names want to be code."""
+    """A report of two tables; the names in one want to be code."""
     folder = tmp_path_factory.mktemp("nasty")
     rows = [
         {"request": name + str(n), "input_tokens": 100 * (n + 1), "output_tokens": 20, "TTFT": 0.1 + n / 10,
          "total_latency": 2.0 + n, "note": name, "start_time": 1_700_000_000 + n}
         for n, name in enumerate(NASTY * 2)
     ]  # fmt: skip
-    pl.DataFrame(rows).write_csv(folder / "requests.csv")
+    (folder / "in").mkdir()
+    pl.DataFrame(rows).write_csv(folder / "in" / "requests.csv")
+    plain = [{"request": f"plain-{n}", "TTFT": 0.9 + n / 100, "input_tokens": 10 + n, "output_tokens": 5,
+              "total_latency": 2.0} for n in range(8)]  # fmt: skip
+    pl.DataFrame(plain).write_csv(folder / "in" / "plain.csv")
     target = folder / "report.html"
-    made = pdtrace("report", str(folder / "requests.csv"), "-o", str(target))
+    made = pdtrace("report", str(folder / "in"), "-o", str(target))
     assert made.returncode == 0, made.stderr
     return target
 
@@ -100,8 +104,12 @@ def test_the_numbers_of_the_page_are_those_of_the_queries(demo: Path) -> None:
                 assert list(rows["columns"]) == picture.rows.columns
                 for name, kind in picture.rows.schema.items():
                     if kind.is_float():
-                        values = picture.rows[name].fill_nan(None).to_list()
-                        assert rows["columns"][name] == pytest.approx(values, rel=1e-9)
+                        found_values = pl.Series(rows["columns"][name], dtype=pl.Float64)
+                        values = picture.rows[name].fill_nan(None)
+                        assert found_values.null_count() == values.null_count()
+                        assert found_values.drop_nulls().to_list() == pytest.approx(
+                            values.drop_nulls().to_list(), rel=1e-9
+                        )
 
 
 def test_large_integers_keep_their_digits_and_equal_columns_are_written_once() -> None:
@@ -220,9 +228,33 @@ def test_rows_are_shown_and_saved_from_the_page(browser: Any, demo: Path) -> Non
     assert len(lines) == rows["length"] + 1
 
 
+def test_deployments_are_chosen_one_at_a_time(browser: Any, nasty: Path) -> None:
+    visit = Visit(browser, nasty)
+    page = visit.page
+    assert page.locator("section.deployment:visible").count() == 1
+    first = page.text_content("section.deployment:not([hidden]) .verdict")
+    page.select_option("#deployment", "d1")
+    page.wait_for_selector("section#d1 figure.picture svg")
+    assert page.locator("section.deployment:visible").count() == 1
+    assert page.text_content("section.deployment:not([hidden]) .verdict") != first
+    assert page.url.endswith("#d1")
+    assert visit.said == []
+
+
+def test_on_paper_findings_are_open_and_colours_light(browser: Any, demo: Path) -> None:
+    page = Visit(browser, demo, color_scheme="dark").page
+    page.emulate_media(media="print")
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("details.finding-more:not([open])").count() == 0
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert not page.is_visible("#theme")
+
+
 def test_names_that_want_to_be_code_stay_text(browser: Any, nasty: Path) -> None:
     visit = Visit(browser, nasty)
-    for summary in visit.page.query_selector_all("details.query summary"):
+    for summary in visit.page.query_selector_all(
+        "section.deployment:not([hidden]) details.query summary"
+    ):
         summary.click()
     visit.page.wait_for_timeout(200)
     assert visit.said == []

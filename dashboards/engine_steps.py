@@ -12,7 +12,7 @@ from pdtrace import numbers
 from . import _theme
 
 QUERY = "step_batches"
-ORDER = 60
+ORDER = 45
 
 _CLASSES = {
     "decode_only": ("decodes only", _theme.DECODE),

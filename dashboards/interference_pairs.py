@@ -12,7 +12,7 @@ from pdtrace import numbers
 from . import _theme
 
 QUERY = "interference_pairs"
-ORDER = 50
+ORDER = 42
 
 _OTHERS = "others"
 

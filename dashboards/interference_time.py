@@ -12,7 +12,7 @@ from pdtrace import numbers
 from . import _theme
 
 QUERY = "interference_time"
-ORDER = 51
+ORDER = 43
 
 
 def chart(rows: pl.DataFrame) -> Any:

@@ -12,7 +12,7 @@ from pdtrace import numbers
 from . import _theme
 
 QUERY = "itl_distribution"
-ORDER = 45
+ORDER = 41
 
 _ALL, _EXPLAINED = "time in such gaps", "of it explained by prompts of others"
 

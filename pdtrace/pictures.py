@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _ALTAIR = threading.Lock()  # its settings are the process's; the live page draws in several threads
-NAMED_ROWS = "rows"  # the name under which a spec refers to the rows of its picture
+# Views that many pictures read, each after what it reads.
+_READ_BY_MANY = ("request_values", "value_quartiles", "phase_by_request", "interference_by_worker")
 
 
 class _Draws(Protocol):
@@ -116,9 +117,10 @@ def pictures(
 
     A query is asked once, whatever the number of deployments.
     """
-    made = [
-        _of_all(store, view(name), deployments) for name in (views() if names is None else names)
-    ]
+    chosen = [view(name) for name in (views() if names is None else names)]
+    read: set[str] = set().union(*(library.below(one.query) for one in chosen))
+    with store.computed_once(*(name for name in _READ_BY_MANY if name in read)):
+        made = [_of_all(store, one, deployments) for one in chosen]
     return [list(of_one) for of_one in zip(*made, strict=True)]
 
 

@@ -98,6 +98,8 @@ SELECT number, {names},
        -- The first decode step of a pulled request makes its first token, hence starts before it.
        CASE WHEN detail IN ('decode_exec', 'decode_stall', 'decode_wall') AND NOT renamed
                  AND end_ns >= start_ns
+                 -- One that was stamped to end with that token made it: an engine's own record of the same step.
+                 AND NOT coalesce(detail = 'decode_exec' AND basis = 'measured' AND end_ns = first_token_ns, false)
             THEN least(greatest(start_ns, first_token_ns), end_ns)
             ELSE start_ns END AS start_ns,
        end_ns

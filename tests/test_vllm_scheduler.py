@@ -360,8 +360,11 @@ def test_two_workers_and_their_router_are_one_request(
         rows = trace.store.rows("SELECT request, role, remote_id FROM legs ORDER BY role")
         assert [row[1:] for row in rows] == [("decode", ids["prefill"]), ("prefill", None)]
         assert rows[0][0] == rows[1][0]
-        named = {row[0] for row in trace.store.rows("SELECT DISTINCT phase FROM phases")}
-        assert {"prefill", "kv_transfer", "decode"} <= named
+        details = dict(trace.store.rows("SELECT detail, round(sum(end_ns - start_ns) / 1e6, 1) FROM phases GROUP BY detail"))  # fmt: skip
+        assert {"prefill_exec", "kv_transfer", "decode_exec", "decode_wall"} <= set(details)
+        assert (
+            details["decode_exec"] == 11.1
+        )  # the step that took the KV over and made the first token
         members = trace.store.rows(
             "SELECT request_id, prefill_tokens, decode_tokens FROM step_members ORDER BY ALL"
         )

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _ALTAIR = threading.Lock()  # its settings are the process's; the live page draws in several threads
 # Views that many pictures read, each after what it reads.
-_READ_BY_MANY = ("request_values", "value_quartiles", "phase_by_request", "interference_by_worker")
+_READ_BY_MANY = (
+    "request_values",
+    "value_quartiles",
+    "phase_by_request",
+    "gap_lengths",
+    "interference_by_worker",
+)
 
 
 class _Draws(Protocol):

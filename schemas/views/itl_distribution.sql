@@ -5,12 +5,12 @@
 -- interference_events; only where interference is shown from token times).
 --
 -- grain:   one row per (deployment, range of lengths)
--- needs:   streams, legs, counted_requests, interference_events, interference_gaps
+-- needs:   gap_lengths, counted_requests, interference_events, interference_gaps
 -- params:
 --   per_decade  12  ranges for each power of ten
 -- columns:
 --   deployment       VARCHAR      deployment
---   observer         VARCHAR      who saw the gaps; several joined by +
+--   observer         VARCHAR      who saw the gaps
 --   emission         VARCHAR      token or chunk: what one emission is; NULL unknown or both
 --   low_ms           DOUBLE   ms  shortest gap of the range
 --   high_ms          DOUBLE   ms  longest gap of the range, itself not included
@@ -26,36 +26,29 @@
 --   judged           BOOLEAN      prefills were laid over the gaps (level B could judge a worker)
 --   tail_explained_ratio  DOUBLE  1  share of the excess of the longest hundredth of gaps that prefills explain, on the worker that lost most
 --   level            VARCHAR      evidence level
-WITH chosen AS (
-  SELECT c.deployment, l.request, coalesce(s.stream, 0) AS stream,
-    coalesce(s.observer, l.observer) AS observer, s.emission, s.gaps_us
-  FROM streams AS s
-  JOIN legs AS l ON l.leg = s.leg
-  JOIN counted_requests AS c ON c.request = l.request
-  WHERE len(s.gaps_us) > 0
-  QUALIFY row_number() OVER (
-    PARTITION BY l.request, coalesce(s.stream, 0)
-    ORDER BY list_position(
-      ['engine', 'frontend', 'router', 'gateway', 'client'], coalesce(s.observer, l.observer)
-    ), len(s.gaps_us) DESC, s.leg
-  ) = 1
-),
-seen AS (
-  SELECT deployment, string_agg(DISTINCT observer, '+' ORDER BY observer) AS observer,
-    CASE WHEN count(DISTINCT emission) = 1 THEN min(emission) END AS emission
-  FROM chosen
+WITH nearest AS (
+  -- one observer a deployment: the nearest to the engine
+  SELECT deployment, arg_min(observer, coalesce(
+    list_position(['engine', 'frontend', 'router', 'gateway', 'client'], observer), 9
+  )) AS observer
+  FROM gap_lengths
   GROUP BY deployment
 ),
-gap AS (
-  SELECT deployment, unnest(gaps_us) AS gap_us
-  FROM chosen
+seen AS (
+  SELECT n.deployment, n.observer,
+    CASE WHEN count(DISTINCT l.emission) = 1 AND count(l.emission) = count(*)
+      THEN min(l.emission) END AS emission
+  FROM gap_lengths AS l
+  JOIN nearest AS n ON n.deployment IS NOT DISTINCT FROM l.deployment
+    AND n.observer IS NOT DISTINCT FROM l.observer
+  GROUP BY n.deployment, n.observer
 ),
--- Gaps are whole microseconds: counted by length they stay few however many tokens there are.
 counted AS (
-  SELECT deployment, gap_us, count(*) AS gaps
-  FROM gap
-  WHERE gap_us IS NOT NULL
-  GROUP BY deployment, gap_us
+  SELECT n.deployment, l.gap_us, CAST(sum(l.count) AS BIGINT) AS gaps
+  FROM gap_lengths AS l
+  JOIN nearest AS n ON n.deployment IS NOT DISTINCT FROM l.deployment
+    AND n.observer IS NOT DISTINCT FROM l.observer
+  GROUP BY n.deployment, l.gap_us
 ),
 ordered AS (
   SELECT *, sum(gaps) OVER (PARTITION BY deployment ORDER BY gap_us) AS up_to,
@@ -104,7 +97,7 @@ stall AS (
   FROM interference_events AS e
   JOIN interference_gaps AS g ON g.worker = e.worker
   WHERE g.flagged AND e.gap_ms > 0
-    AND e.victim IN (SELECT request FROM chosen)
+    AND e.victim IN (SELECT request FROM counted_requests)
 ),
 explained AS (
   SELECT deployment, step, count(*) AS gaps, sum(lost_ms) / 1e3 AS explained_s

@@ -4,7 +4,7 @@
 -- the slowest 200 in any case.
 --
 -- grain:   one row per counted request with a known TTFT and prompt length, or a sample of them
--- needs:   request_values, token_dependence, latency_by_observer
+-- needs:   request_values, token_dependence, observations, deployments
 -- params:
 --   points  3000  requests to give, at most (200 more for the slowest)
 -- columns:
@@ -41,10 +41,11 @@ kept AS (
   FROM known
 ),
 headline AS (
-  SELECT deployment, max(level) AS level
-  FROM latency_by_observer
-  WHERE metric = 'ttft_ms' AND headline
-  GROUP BY deployment
+  SELECT o.deployment, max(o.level) AS level
+  FROM observations AS o
+  JOIN deployments AS d ON d.deployment = o.deployment
+  WHERE o.ttft_ms IS NOT NULL AND o.observer = coalesce(d.headline_observer, o.observer)
+  GROUP BY o.deployment
 )
 SELECT k.deployment, k.request, k.start_ns, k.prompt_tokens, k.cached_tokens,
   k.cached_tokens / nullif(k.prompt_tokens, 0) AS cached_ratio,

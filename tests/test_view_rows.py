@@ -66,6 +66,24 @@ def test_nothing_is_held_over_a_gap_without_steps_or_samples(store: Store) -> No
     assert unknown > 0
 
 
+def test_nobody_runs_through_a_pause_behind_which_nobody_decodes(store: Store) -> None:
+    workers(store, w="aggregated")
+    step = {"worker": "w", "elapsed_ns": 10 * MS, "running": 2, "capture": "full", "prefill_requests": 1}  # fmt: skip
+    store.append("steps", [
+        {**step, "seq": 0, "start_ns": T0, "decode_requests": 1},
+        {**step, "seq": 1, "start_ns": T0 + S, "decode_requests": 0},  # a new prompt: the engine was idle
+        {**step, "seq": 2, "start_ns": T0 + 2 * S, "decode_requests": 2},  # they decode on: the engine stood still
+    ])  # fmt: skip
+    points = store.query("load_points").sort("time_ns")
+    held = points.select("quantity", (pl.col("time_ns") - T0) // MS, "value")
+    assert held.filter(pl.col("quantity") == "running").drop("quantity").rows() == [
+        (0, 2.0), (10, 0.0), (1000, 2.0), (2000, 2.0), (2010, None),
+    ]  # fmt: skip
+    assert held.filter(pl.col("quantity") == "batch").drop("quantity").rows() == [
+        (0, 2.0), (10, 0.0), (1000, 1.0), (1010, 0.0), (2000, 3.0), (2010, 0.0),
+    ]  # fmt: skip
+
+
 def test_without_steps_and_metrics_the_requests_are_counted(store: Store) -> None:
     workers(store, w="aggregated")
     for n in range(3):

@@ -3,7 +3,9 @@
 -- From engine steps where they say it (level A), else from metrics and log lines (level D), else counted
 -- from the requests that stand in queue, prefill or decode on the worker (level B: only those that the
 -- data hold). A value holds until the next one of its series; a row without a value ends it: nobody
--- knows what was between (steps: 5 s without one, samples: 60 s). Between steps no batch runs: 0.
+-- knows what was between (steps: 5 s without one, samples: 60 s). Where every step is recorded, no batch
+-- runs between two of them: 0; and none was running through a pause of 0.1 s and more behind which the
+-- next step decodes nobody: an engine steps on while it has running requests.
 -- Usage above 1.5 is taken for percent. A sample of several series of one worker (ranks) is their sum,
 -- of usage the greatest.
 --
@@ -24,14 +26,18 @@ WITH step AS (
     waiting, running, kv_usage_ratio,
     CASE WHEN prefill_requests IS NOT NULL OR decode_requests IS NOT NULL
       THEN coalesce(prefill_requests, 0) + coalesce(decode_requests, 0) END AS batch,
-    lead(coalesce(start_ns, start_lower_ns)) OVER (
-      PARTITION BY worker, rank ORDER BY coalesce(start_ns, start_lower_ns), seq
-    ) AS next_ns
+    lead(coalesce(start_ns, start_lower_ns)) OVER in_order AS next_ns,
+    lead(decode_requests) OVER in_order AS next_decode_requests
   FROM steps
   WHERE worker IS NOT NULL AND coalesce(start_ns, start_lower_ns) IS NOT NULL
+  WINDOW in_order AS (
+    PARTITION BY worker, rank ORDER BY coalesce(start_ns, start_lower_ns), seq
+  )
 ),
 told_step AS (
-  SELECT worker, rank, time_ns, resolution_ns, elapsed_ns, capture, next_ns, unnest([
+  SELECT worker, rank, time_ns, resolution_ns, coalesce(elapsed_ns, 0) AS elapsed_ns,
+    capture = 'full' AND elapsed_ns IS NOT NULL AS told_all, next_decode_requests,
+    next_ns - time_ns - coalesce(elapsed_ns, 0) - resolution_ns AS pause_ns, unnest([
       {'quantity': 'waiting', 'value': waiting::DOUBLE},
       {'quantity': 'running', 'value': running::DOUBLE},
       {'quantity': 'batch', 'value': batch::DOUBLE},
@@ -44,12 +50,16 @@ step_point AS (
   FROM told_step
   WHERE value IS NOT NULL
   UNION ALL
-  SELECT worker, rank, quantity, time_ns + coalesce(elapsed_ns, 0),
-    CASE WHEN quantity = 'batch' AND capture = 'full' AND elapsed_ns IS NOT NULL THEN 0.0 END,
+  SELECT worker, rank, quantity, time_ns + elapsed_ns,
+    CASE WHEN quantity = 'batch' AND told_all THEN 0.0
+      WHEN quantity = 'running' AND told_all AND next_decode_requests = 0 THEN 0.0 END,
     resolution_ns, 'A'
   FROM told_step
   WHERE value IS NOT NULL
-    AND (next_ns IS NULL OR next_ns - time_ns - coalesce(elapsed_ns, 0) > 5000000000 + resolution_ns)
+    AND (pause_ns IS NULL OR pause_ns > CASE
+      WHEN quantity = 'batch' AND told_all THEN 1000000
+      WHEN quantity = 'running' AND told_all AND next_decode_requests = 0 THEN 100000000
+      ELSE 5000000000 END)
 ),
 named_sample AS (
   SELECT source, worker, time_ns, coalesce(resolution_ns, 1) AS resolution_ns,

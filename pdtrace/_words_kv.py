@@ -141,7 +141,7 @@ def _moved(row: Row) -> str | None:
             if row["transferred_bytes"] is not None
             else " of unknown size"
         )
-        told = f"Records tell of {plural(row['transfers'], 'KV movement')}{moved}"
+        told = f"Records tell of {plural(row['transfers'], 'KV movement')}{moved}{_ways(row)}{_ended(row)}"
         if row["moved_s"] is None:
             return f"{told}."
         hidden = (
@@ -165,6 +165,30 @@ def _moved(row: Row) -> str | None:
             "if all of it moved during those waits."
         )
     return None
+
+
+_DIRECTIONS = {
+    "prefill_to_decode": "from prefill to decode",
+    "decode_to_prefill": "from decode to prefill",
+    "load": "from another cache tier",
+    "store": "to another cache tier",
+}
+
+
+def _ways(row: Row) -> str:
+    """The directions of the movements, where they are known."""
+    ways = [_DIRECTIONS.get(way, way) for way in row["directions"]]
+    return f" {' and '.join(ways)}" if ways else ""
+
+
+def _ended(row: Row) -> str:
+    """How many failed or expired; nothing where that is not stated of all."""
+    failed = row["failed_transfers"]
+    if failed is None:
+        return ""
+    return (
+        f", {failed:,} of them failed or expired" if failed else ", none of them failed or expired"
+    )
 
 
 def _link(row: Row) -> str | None:

@@ -395,6 +395,28 @@ def test_waits_for_space_are_told_apart_from_the_transfer_where_records_do(con: 
     assert said.suggestions[0].startswith("KV space")
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "failed", "said"),
+    [
+        (["completed"] * 20, 0, "from prefill to decode, none of them failed or expired"),
+        (["completed"] * 18 + ["failed", "expired"], 2, "2 of them failed or expired"),
+        (["completed"] * 19 + [None], None, None),
+    ],
+)
+def test_directions_and_failures_of_movements_are_told_where_stated(
+    con: Store, outcomes: list[str | None], failed: int | None, said: str | None
+) -> None:
+    split(con)
+    con.append("phases", [at(i, "kv_transfer", "kv_transfer", 100, 200) for i in range(20)])
+    con.append("transfers", [move(i, 100, 200, outcome=o) for i, o in enumerate(outcomes)])
+    sides(con)
+    row = con.query("kv_transfer").to_dicts()[0]
+    assert (row["failed_transfers"], row["directions"]) == (failed, ["prefill_to_decode"])
+    detail = wording.finding("kv_transfer", row).detail
+    assert ("failed or expired" in detail) is (said is not None)
+    assert said is None or said in detail
+
+
 def test_an_empty_cache_on_the_decode_side_speaks_against_waits_for_space(con: Store) -> None:
     split(con)
     con.append(

@@ -11,7 +11,7 @@
 -- the row is always there: that KV costs little is an answer, too.
 --
 -- grain:   one row per deployment
--- needs:   waits, deployment_sources, transfer_summary, transfer_links, transfer_waits, phase_by_request, counted_requests, requests, streams, legs, steps, workers
+-- needs:   waits, deployment_sources, transfer_summary, transfer_links, transfer_times, transfer_waits, phase_by_request, counted_requests, requests, streams, legs, steps, workers
 -- when:    EXISTS (FROM phase_sums WHERE phase IN ('kv_transfer', 'kv_wait', 'kv_load'))
 -- params:
 --   min_ttft_ratio  0.05  a twentieth of the TTFT, below the scatter of most runs
@@ -43,6 +43,8 @@
 --   load_s              DOUBLE     s  part loading a prefix from another cache tier
 --   transfers           BIGINT     KV movements that records tell one by one; NULL when none do
 --   transferred_bytes   BIGINT     bytes  what they moved; NULL unknown
+--   failed_transfers    BIGINT     movements that failed or expired; NULL where the outcome of any is not stated
+--   directions          VARCHAR[]  directions of the movements: prefill_to_decode, decode_to_prefill, load or store
 --   bytes_basis         VARCHAR    measured, config, formula or mixed: where those bytes come from
 --   bridge_s            DOUBLE     s  part of wait_s between prefill and the transfer's start
 --   space_s             DOUBLE     s  part of wait_s that is known to be a wait for KV space on the decode worker
@@ -107,6 +109,14 @@ decode_cache AS (
   GROUP BY w.deployment
   HAVING bool_and(s.capture = 'full') AND count(s.kv_usage_ratio) = count(*)
 ),
+ended AS (
+  SELECT deployment,
+    CASE WHEN count(outcome) = count(*)
+      THEN count(*) FILTER (outcome IN ('failed', 'expired')) END AS failed_transfers,
+    list(DISTINCT direction ORDER BY direction) FILTER (direction IS NOT NULL) AS directions
+  FROM transfer_times
+  GROUP BY deployment
+),
 behind AS (
   SELECT w.deployment, sum(busy_ms) / 1e3 AS link_busy_s
   FROM transfer_waits AS w
@@ -135,7 +145,8 @@ SELECT d.deployment,
     + coalesce(detail_s['kv_space_wait'] - bound_detail_s['kv_space_wait'], 0)
     + coalesce(detail_s['kv_wait_upper_bound'] - bound_detail_s['kv_wait_upper_bound'], 0) AS wait_s,
   bound_s AS upper_bound_s, coalesce(detail_s['kv_load'], 0) AS load_s,
-  m.movements AS transfers, m.bytes AS transferred_bytes, m.bytes_basis,
+  m.movements AS transfers, m.bytes AS transferred_bytes,
+  o.failed_transfers, coalesce(o.directions, []) AS directions, m.bytes_basis,
   coalesce(detail_s['bridge_wait'] - bound_detail_s['bridge_wait'], 0) AS bridge_s,
   coalesce(detail_s['kv_space_wait'] - bound_detail_s['kv_space_wait'], 0) AS space_s,
   n.link_busy_s, m.moved_s, m.hidden_s, m.counter_transfers, m.counter_s, m.counter_bytes,
@@ -159,6 +170,7 @@ FROM waits(
 LEFT JOIN transfer_summary AS m ON m.deployment IS NOT DISTINCT FROM d.deployment
 LEFT JOIN late AS e ON e.deployment IS NOT DISTINCT FROM d.deployment
 LEFT JOIN decode_cache AS u ON u.deployment IS NOT DISTINCT FROM d.deployment
+LEFT JOIN ended AS o ON o.deployment IS NOT DISTINCT FROM d.deployment
 LEFT JOIN behind AS n ON n.deployment IS NOT DISTINCT FROM d.deployment
 LEFT JOIN busiest_link AS b ON b.deployment IS NOT DISTINCT FROM d.deployment
 LEFT JOIN deployment_sources AS s ON s.deployment = d.deployment AND s.evidence = 'requests'

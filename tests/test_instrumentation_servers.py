@@ -58,7 +58,7 @@ def running(tmp_path: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
     whole = [sys.executable, "-m", "pdtrace", "run", "-o", str(tmp_path / "traces"), "--", sys.executable, "-m", *command]  # fmt: skip
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     with (tmp_path / "server.log").open("wb") as log:
-        process = subprocess.Popen(whole, cwd=tmp_path, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": path}, start_new_session=True)  # fmt: skip
+        process = subprocess.Popen(whole, cwd=tmp_path, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": path, "HOME": str(tmp_path)}, start_new_session=True)  # fmt: skip
     try:
         yield process
     finally:

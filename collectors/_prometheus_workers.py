@@ -17,6 +17,9 @@ _RECENT_S = 1e9  # an instant, not a count
 FRONTEND = "dynamo_frontend_"
 _OWN = "dynamo_component_"  # the process that emits it carries its own id in hexadecimal
 CACHE_CONFIG = "vllm:cache_config_info"
+# Of a vLLM server with NIXL: who pulled KV and made many tokens decodes; who pulled none and made one a request prefills.
+_PULLED = "vllm:nixl_xfer_time_seconds_count"
+_MADE, _FINISHED = "vllm:generation_tokens_total", "vllm:request_success_total"
 _CACHE_FACTS = {
     "block_size": "block_size",
     "num_gpu_blocks": "kv_cache_blocks",
@@ -71,8 +74,15 @@ class Describer:
         self._labels: dict[str, dict[str, str]] = {"": {}}
         self._others: dict[tuple[str, str], str] = {}  # workers named by labels
         self._own = ""
+        self._role: str | None = None
+        self._basis: str | None = None
+        self._engine: str | None = None
+        self._aliases: dict[str, str | None] = {}
         self._facts: set[tuple[str, str, str]] = set()
         self._window: dict[str, tuple[int, int]] = {}
+        self._totals: dict[
+            tuple[str, str], float
+        ] = {}  # series of the counters above -> largest value
 
     def describe(self, samples: pl.DataFrame) -> pl.DataFrame:
         """The samples with labels, value and worker."""
@@ -98,6 +108,7 @@ class Describer:
         rows = samples.join(
             names, on=["metric", "labels_text"], how="left", maintain_order="left"
         ).with_columns(pl.when(value.is_finite()).then(value).alias("value"))
+        self._count(rows)
         spans = rows.group_by("worker").agg(
             pl.col("time_ns").min().alias("a"), pl.col("time_ns").max().alias("b")
         )
@@ -108,7 +119,11 @@ class Describer:
         return rows
 
     def close(self) -> None:
-        """Say when the scraped server was seen."""
+        """Say when the scraped server was seen, and what its counters say that it does."""
+        side = self._side()
+        if self._own and side and not self._role:
+            self._role, self._basis = side, "log"
+            self._out.worker(self._aliases, engine=self._engine, role=side, role_basis="log")
         if self._own and self._own in self._window:
             first, last = self._window[self._own]
             self._out.worker(
@@ -119,6 +134,24 @@ class Describer:
                 start_ns=first,
                 end_ns=last,
             )
+
+    def _side(self) -> str | None:
+        """Prefill or decode, where the counters of a NIXL pair leave no other choice."""
+        sums: dict[str, float] = {}
+        for (metric, _), value in self._totals.items():
+            sums[metric] = sums.get(metric, 0.0) + value
+        if _PULLED not in sums or not sums.get(_FINISHED):
+            return None
+        one_each = sums.get(_MADE) == sums[_FINISHED]
+        if one_each == (sums[_PULLED] > 0):  # pulled for one token, or made many of its own prompts
+            return None
+        return "prefill" if one_each else "decode"
+
+    def _count(self, rows: pl.DataFrame) -> None:
+        told = rows.filter(pl.col("metric").is_in([_PULLED, _MADE, _FINISHED]))
+        largest = told.group_by("metric", "labels").agg(pl.col("value").max()).drop_nulls()
+        for metric, labels, value in largest.iter_rows():
+            self._totals[metric, labels] = max(value, self._totals.get((metric, labels), value))
 
     def _scraped(self, pairs: pl.DataFrame, process: str | None) -> str:
         """Declare the server that was scraped."""

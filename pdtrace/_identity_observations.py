@@ -153,6 +153,15 @@ def _merged(rows: pl.DataFrame) -> pl.DataFrame:
     """The outermost leg of several, with its parallel streams and the attempts before it."""
     if rows.height == 0:
         return rows
+    # Coarser records of it ended as the finest says, see below.
+    finest = _fineness() == _fineness().min().over("r")
+    verdict = pl.when(finest).then("outcome").min().over("r")
+    rows = rows.with_columns(
+        pl.when(finest.fill_null(value=True) | verdict.is_null())
+        .then("failed")
+        .otherwise(verdict > 0)
+        .alias("failed")
+    )
     # Where two records tell the same start, the finer one tells it.
     grain = pl.col("resolution_ns").fill_null(1)
     widest = grain.filter(~pl.col("coarse")).max().over("r")

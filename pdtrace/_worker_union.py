@@ -43,7 +43,8 @@ def unite(store: Store) -> dict[str, str]:
     """Make one worker of names of a deployment that leave no other choice; returns old name -> new name.
 
     A log file that names its service is the service, where no other file does. Metrics of a frontend are the
-    only frontend's that was seen; metrics files without a name are the only engine process of that software.
+    only frontend's that was seen; metrics files without a name are the only engine process of that software, those
+    of one side of a P/D pair the only worker of that side.
     """
     places: dict[str, list[_Known]] = defaultdict(list)
     for known in _known(store).values():
@@ -52,7 +53,10 @@ def unite(store: Store) -> dict[str, str]:
     for members in places.values():
         if len(members) > 1:
             names |= (
-                _named(_services(members)) | _named(_fronts(members)) | _named(_metrics(members))
+                _named(_services(members))
+                | _named(_fronts(members))
+                | _named(_sides(members))
+                | _named(_metrics(members))
             )
     names |= _tables(store, places, {*names, *names.values()})
     names = {old: _last(names, old) for old in names}
@@ -106,6 +110,18 @@ def _fronts(members: list[_Known]) -> list[tuple[_Known, _Known]]:
     for role in _FRONT:
         silent = [m for m in members if m.role == role and not m.seen]
         active = [m for m in members if role in m.observers and m.seen]
+        if len(silent) == len(active) == 1 and _may_be_one(silent[0], active[0]):
+            pairs.append((silent[0], active[0]))
+    return pairs
+
+
+def _sides(members: list[_Known]) -> list[tuple[_Known, _Known]]:
+    """Metrics whose counters tell prefill from decode, and the only worker of that side."""
+    pairs = []
+    for side in ("prefill", "decode"):
+        of_side = [m for m in members if m.role == side]
+        silent = [m for m in of_side if not m.seen and set(m.aliases) <= _LOCAL]
+        active = [m for m in of_side if m.seen]
         if len(silent) == len(active) == 1 and _may_be_one(silent[0], active[0]):
             pairs.append((silent[0], active[0]))
     return pairs

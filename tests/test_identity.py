@@ -1031,11 +1031,14 @@ def test_log_lines_beside_the_span_of_a_bare_name_are_still_one_sighting(fleet: 
 
 def test_how_a_request_ended_is_told_by_its_finest_record(fleet: Fleet) -> None:
     """Dynamo's request trace (milliseconds) has the same row for a request that its client left; the span knows."""
-    same: dict[str, Any] = {"request_id": "8f3a", "external_id": "drv-1"}
-    fleet.leg("span", "frontend", "instance:f", 0.0004, 0.3, trace_id="t", span_id="s", status="aborted", **same)  # fmt: skip
-    fleet.leg("record/1", "frontend", None, 0, 0.3, resolution_ns=MS, path="run/records.json", **same)  # fmt: skip
-    store = fleet.run()
-    assert only(store)["outcome"] == "aborted"
+    own: dict[str, Any] = {"request_id": "8f3a"}
+    fleet.leg("span", "frontend", "instance:f", 0.0004, 0.3, first=0.1, external_id="drv-1", trace_id="t", span_id="s", status="aborted", **own)  # fmt: skip
+    fleet.leg("engine", "engine", "instance:e", 0.01, 0.3, external_id="drv-1", trace_id="t", span_id="e", parent_span_id="s", role="aggregated", status="aborted", **own)  # fmt: skip
+    fleet.leg("record/1", "frontend", None, 0, 0.3, external_id="8f3a", resolution_ns=MS, path="run/records.json", **own)  # fmt: skip
+    fleet.leg("record/1/aggregated", "engine", "instance:e", 0.01, 0.3, external_id="8f3a", resolution_ns=MS, path="run/records.json", role="aggregated", status="unknown", **own)  # fmt: skip
+    request = only(fleet.run())
+    assert (request["outcome"], request["external_id"]) == ("aborted", "drv-1")
+    assert request["first_token_ns"] == T0 + 100 * MS
 
 
 def test_an_attempt_that_failed_before_one_that_did_not_is_no_failure(fleet: Fleet) -> None:

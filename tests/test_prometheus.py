@@ -211,3 +211,28 @@ def test_two_snapshots_of_one_process_are_one_worker(
     row = store.sql("SELECT * FROM metric_summary WHERE kind = 'mean'").row(0, named=True)
     assert (row["count"], row["mean"]) == (30 if processes == 1 else 40, 0.5)
     assert store.rows("SELECT DISTINCT worker FROM samples ORDER BY 1")[0][0].startswith("file:")
+
+
+@pytest.mark.parametrize(
+    ("pulled", "made", "finished", "role"),
+    [
+        (16, 331, 16, "decode"),
+        (0, 16, 16, "prefill"),
+        (0, 331, 16, None),  # takes whole requests, or none of its KV was pulled
+        (3, 16, 16, None),  # pulled KV for one token each
+        (0, 0, 0, None),  # did nothing yet
+        (None, 16, 16, None),  # no NIXL: answers of one token are no sign of a pair
+    ],
+)  # fmt: skip
+def test_counters_of_a_nixl_pair_tell_prefill_from_decode(
+    dump, pulled: int | None, made: int, finished: int, role: str | None
+) -> None:
+    lines = [
+        f'vllm:generation_tokens_total{{engine="0",model_name="m"}} {made}.0',
+        f'vllm:request_success_total{{engine="0",finished_reason="length",model_name="m"}} {finished}.0',
+        'vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 0.0',
+    ]
+    if pulled is not None:
+        lines.append(f'vllm:nixl_xfer_time_seconds_count{{engine="0",model_name="m"}} {pulled}.0')
+    found = dump("\n".join(lines) + "\n")
+    assert set(found["workers"]["role"].drop_nulls()) == ({role} if role else set())

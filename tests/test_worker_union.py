@@ -98,3 +98,17 @@ def test_uniting_again_changes_nothing(store: Store) -> None:
     worker(store, "file:front.log", role="frontend", aliases={"service": "front"})
     unite(store)
     assert unite(store) == {}
+
+
+def test_metrics_of_one_side_of_a_pair_are_the_only_worker_of_that_side(store: Store) -> None:
+    for role in ("prefill", "decode"):
+        worker(store, f"file:{role}.prom", role=role, engine="vLLM")
+        worker(store, f"instance:{role}", role=role, engine="vLLM", legs="engine", requests=[role])
+    assert names(store) == {"instance:prefill", "instance:decode"}
+
+
+def test_metrics_of_one_of_two_decode_workers_are_nobodys(store: Store) -> None:
+    worker(store, "file:decode.prom", role="decode", engine="vLLM")
+    for n in "12":
+        worker(store, f"instance:d{n}", role="decode", engine="vLLM", legs="engine", requests=[n])
+    assert len(names(store)) == 3

@@ -186,9 +186,7 @@ class Rows:
         self, source: int | None, ordinal: int, leg: str, request: Mapping[str, Any]
     ) -> None:
         """Hashes of the whole blocks of the prompt; each stands for the prompt up to its block."""
-        replay = request.get("replay")
-        if not isinstance(replay, dict):
-            return
+        replay = _inner(request, "replay")
         said = replay.get("input_sequence_hashes")
         if not isinstance(said, list) or not said:
             return
@@ -206,10 +204,10 @@ class Rows:
         request: Mapping[str, Any], event: Mapping[str, Any],
     ) -> dict[str, Any]:  # fmt: skip
         """The frontend's leg, all but its times."""
-        replay = request.get("replay") or {}
+        replay = _inner(request, "replay")
         prompt = integer(request.get("input_tokens"))
-        finish = (request.get("finish_reason_metadata") or {}).get("finish_reason")
-        context = event.get("agent_context") or {}
+        finish = _inner(request, "finish_reason_metadata").get("finish_reason")
+        context = _inner(event, "agent_context")
         return {
             "source": source, "record": ordinal, "leg": leg, "worker": self._frontend,
             "observer": "frontend", "role": "frontend", "role_basis": "log", "container": False,
@@ -232,7 +230,7 @@ class Rows:
         times: Times,
     ) -> Iterator[dict[str, Any]]:
         """Legs of the workers that the record names, so that deployments connect."""
-        block = integer((request.get("replay") or {}).get("trace_block_size"))
+        block = integer(_inner(request, "replay").get("trace_block_size"))
         for role, worker_id in times.workers():
             self.roles.setdefault(worker_id, role)
             if block:
@@ -248,6 +246,12 @@ class Rows:
                 "external_id": text(request.get("x_request_id")) or request_id,
                 "clock": "wall", "resolution_ns": MS, "status": "unknown", **times.of_worker(role),
             }  # fmt: skip
+
+
+def _inner(record: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """An object inside a record; an empty one where anything else stands there."""
+    value = record.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def coverage(facts: pl.DataFrame) -> pl.DataFrame:

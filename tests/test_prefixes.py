@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,25 @@ def test_a_request_trace_tells_the_blocks_of_its_prompts(collect: Collect) -> No
         10413292528329347563,
         3524578693836829334,
     ]  # two were left in
+
+
+def test_a_record_whose_blocks_are_no_blocks_is_a_request_all_the_same(
+    collect: Collect, tmp_path: Path
+) -> None:
+    odd = ["x", [1], None, {"input_sequence_hashes": "no"}, {"input_sequence_hashes": [1, -1]},
+           {"input_sequence_hashes": [1, "x"], "trace_block_size": "y"}, {"input_sequence_hashes": [7]}]  # fmt: skip
+    lines = [
+        json.dumps({"timestamp": 1, "event": {
+            "schema": "dynamo.request.trace.v1", "event_type": "request_end", "event_time_unix_ms": 1_795_993_230_968,
+            "agent_context": "z", "request": {"request_id": f"r{n}", "input_tokens": 16, "output_tokens": 2,
+            "request_received_ms": 1_795_993_230_614, "total_time_ms": 300.0, "replay": replay}}})
+        for n, replay in enumerate(odd)
+    ]  # fmt: skip
+    path = tmp_path / "request_trace.jsonl"
+    path.write_text("\n".join(lines))
+    found = collect(dynamo_request_trace, path)
+    assert found["legs"]["request_id"].n_unique() == len(odd)
+    assert found["prefix_blocks"].select("block_tokens", "hashes").rows() == [(None, [7])]
 
 
 def test_the_size_of_a_block_is_what_all_lengths_agree_with() -> None:

@@ -17,7 +17,8 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 SCRIPTS = CHECKOUT / "examples" / "engines"
 
 collect_ignore_glob = [] if os.environ.get("PDTRACE_TEST_ENGINES") else ["test_*.py"]
-sys.path[:0] = [str(SCRIPTS), str(Path(__file__).parent)]
+if not collect_ignore_glob:
+    sys.path[:0] = [str(SCRIPTS), str(Path(__file__).parent)]
 
 
 @pytest.fixture(scope="session")

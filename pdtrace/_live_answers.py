@@ -186,10 +186,12 @@ def diagnosis(run: Run, chosen: Filter, stop: Stop) -> dict[str, Any]:
     The verdict rests on what is of the selection; findings of the whole run stand apart, as the whole run has them.
     """
     everything = Filter(deployment=chosen.deployment, limits=chosen.limits)
-    whole = run.whole.get(everything)
+    # What the whole run says beside a selection does not depend on limits.
+    base = everything if chosen == everything else replace(everything, limits=run.limits)
+    whole = run.whole.get(base)
     if whole is None:
-        with run.selections.open(everything, stop) as selection:
-            whole = run.whole[everything] = diagnose(selection, chosen.limits)
+        with run.selections.open(base, stop) as selection:
+            whole = run.whole[base] = diagnose(selection, base.limits)
     part = _part(whole, chosen)
     if part is None:
         nothing = tag("p", text(whole.overview), class_="verdict")

@@ -229,7 +229,7 @@ def figure(picture: Picture, prefix: str, *, remark: str = "", inline: bool = Tr
     size = numbers.plural(picture.rows.height, "row")
     query = _details(
         f"query and {size}",
-        tag("p", "pdtrace query " + picture.query + " PATH", class_="note")
+        tag("p", escaped(f"pdtrace query {picture.query} PATH"), class_="note")
         + tag("pre", tag("code", escaped(picture.sql)), tabindex=0)
         + tag("div", "", class_="rows", tabindex=0)
         + tag("button", "download CSV", class_="csv", type="button", data_file=f"{name}.csv"),

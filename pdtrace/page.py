@@ -53,6 +53,7 @@ class Page:
         self.run = run
         self._vega = vega
         self._script: str | None = None
+        self._vega_lock = threading.Lock()
         self._pool = ThreadPoolExecutor(THREADS, "pdtrace-page")
         self._kept: OrderedDict[tuple[object, ...], bytes] = OrderedDict()
         self._lock = threading.Lock()
@@ -142,14 +143,17 @@ class Page:
         return Response(content, status, media_type="application/json", headers=_NO_STORE)
 
     async def _vega_script(self, _: Request) -> Response:
-        if self._script is None:
-            try:
-                self._script = await asyncio.to_thread(self._vega.text)
-            except PdtraceError as error:
-                return Response(error.message, 500, media_type="text/plain")
-        return Response(
-            self._script, media_type=_KINDS["js"], headers={"cache-control": "max-age=3600"}
-        )
+        try:
+            script = await asyncio.to_thread(self._vega_text)
+        except PdtraceError as error:
+            return Response(error.message, 500, media_type="text/plain")
+        return Response(script, media_type=_KINDS["js"], headers={"cache-control": "max-age=3600"})
+
+    def _vega_text(self) -> str:
+        with self._vega_lock:
+            if self._script is None:
+                self._script = self._vega.text()
+            return self._script
 
 
 async def _gone(request: Request) -> None:

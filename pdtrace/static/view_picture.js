@@ -4,6 +4,15 @@ import { open } from "./view_request.js";
 const OPENS = ["request", "victim", "culprit"];
 const payloads = new WeakMap();
 let config = {};
+// What draws comes while the words are there already.
+const vega = new Promise((come, fail) => {
+  const script = document.createElement("script");
+  script.src = "vega.js";
+  script.addEventListener("load", come);
+  script.addEventListener("error", () => fail(new Error("Vega did not come")));
+  document.head.append(script);
+});
+vega.catch(() => {}); // told where it is missed
 
 export function look(given) { config = given; }
 
@@ -23,6 +32,8 @@ export async function show(place, told) {
   pdtrace.tellTimes(figure);
   if (!chart) return;
   try {
+    await vega;
+    if (!chart.isConnected) return;
     await pdtrace.draw(chart, told.payload, config);
   } catch (error) {
     chart.textContent = "This picture could not be drawn: " + error.message;

@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-MOST_STEPS = 8_000_000
+MOST_STEPS = 4_000_000
 SEGMENTS = 100
 WORKERS_NAMED = 16
 

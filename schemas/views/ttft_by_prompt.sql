@@ -1,12 +1,12 @@
 -- ttft_by_prompt: time to first token against the length of the prompt, request by request, with its cache hit.
 --
--- Of more than `points` requests a sample is given: every n-th by a hash of its id (kept_one_in), and
--- the slowest 200 in any case.
+-- Of more than `points` requests a sample is given: one in n by a hash of its id (kept_one_in), and the
+-- slowest 200 in any case.
 --
 -- grain:   one row per counted request with a known TTFT and prompt length, or a sample of them
 -- needs:   request_values, token_dependence, observations, deployments
 -- params:
---   points  3000  requests to give, at most (200 more for the slowest)
+--   points  3000  requests to give, about (200 more for the slowest)
 -- columns:
 --   deployment     VARCHAR          deployment
 --   request        VARCHAR          request
@@ -20,7 +20,7 @@
 --   requests       BIGINT           all such requests of the deployment
 --   cache_known    BIGINT           of them, those whose cached tokens are known
 --   cache_hits     BIGINT           of them, those with cached tokens
---   kept_one_in    BIGINT           every n-th request is given, beside the slowest
+--   kept_one_in    BIGINT           one in so many requests is given, beside the slowest
 --   rho            DOUBLE   1       rank correlation of TTFT with prompt tokens not found in a cache (view token_dependence)
 --   rho_low        DOUBLE   1       95 % interval, lower end
 --   rho_high       DOUBLE   1       upper end
@@ -28,24 +28,19 @@
 --   follows        BOOLEAN          TTFT follows the prompt; NULL cannot tell
 --   level          VARCHAR          evidence level of the headline's TTFT
 WITH known AS (
-  SELECT deployment, request, start_ns, prompt_tokens, cached_tokens, ttft_ms, model,
-    row_number() OVER (PARTITION BY deployment ORDER BY hash(request), request) AS number,
-    row_number() OVER (PARTITION BY deployment ORDER BY ttft_ms DESC, request) AS slowest
+  SELECT deployment, request, start_ns, prompt_tokens, cached_tokens, ttft_ms, model
   FROM request_values
   WHERE counted AND ttft_ms IS NOT NULL AND prompt_tokens IS NOT NULL
 ),
--- not as windows beside the numbering: an ordered window of all rows takes 20 times as long
-total AS (
+size AS (
   SELECT deployment, count(*) AS requests, count(cached_tokens) AS cache_known,
-    count(*) FILTER (cached_tokens > 0) AS cache_hits
+    count(*) FILTER (cached_tokens > 0) AS cache_hits, list_min(max(ttft_ms, 200)) AS slow_ms
   FROM known
   GROUP BY deployment
 ),
 kept AS (
-  SELECT k.*, t.requests, t.cache_known, t.cache_hits,
-    CAST(greatest(1, ceil(t.requests / points)) AS BIGINT) AS kept_one_in
-  FROM known AS k
-  JOIN total AS t ON t.deployment IS NOT DISTINCT FROM k.deployment
+  SELECT *, CAST(greatest(1, ceil(requests / points)) AS BIGINT) AS kept_one_in
+  FROM size
 ),
 headline AS (
   SELECT o.deployment, max(o.level) AS level
@@ -62,11 +57,12 @@ SELECT k.deployment, k.request, k.start_ns, k.prompt_tokens, k.cached_tokens,
     WHEN k.cached_tokens < 0.5 * k.prompt_tokens THEN 'below half'
     ELSE 'half and more'
   END AS cache,
-  k.ttft_ms, k.model, k.requests, k.cache_known, k.cache_hits, k.kept_one_in,
+  k.ttft_ms, k.model, n.requests, n.cache_known, n.cache_hits, n.kept_one_in,
   d.rho, d.rho_low, d.rho_high, d.slope_ms, d.follows,
   coalesce(h.level, 'C') AS level
-FROM kept AS k
+FROM known AS k
+JOIN kept AS n ON n.deployment IS NOT DISTINCT FROM k.deployment
 LEFT JOIN token_dependence AS d ON d.deployment IS NOT DISTINCT FROM k.deployment
   AND d.measure = 'ttft' AND d.tokens = 'input'
 LEFT JOIN headline AS h ON h.deployment IS NOT DISTINCT FROM k.deployment
-WHERE k.number % k.kept_one_in = 0 OR k.slowest <= 200
+WHERE hash(k.request) % n.kept_one_in = 0 OR k.ttft_ms > n.slow_ms

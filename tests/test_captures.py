@@ -492,7 +492,7 @@ def test_aiperf_records_join_spans(folder: Path, count: int) -> None:
 def all_runs() -> list[Any]:
     cuts = tuple(sorted(p for p in CUTS.iterdir() if p.is_dir()))
     return [
-        pytest.param((*cuts, DEMO), 5, id="cut"),
+        pytest.param((*cuts, DEMO), 6, id="cut"),
         pytest.param((VLLM, DYNAMO), 6, id="full", marks=full),
     ]
 
@@ -502,7 +502,14 @@ def _home(path: str) -> str:
     name = next(
         (
             n
-            for n in ("pd_nixl", "edge", "disagg_bootstrap", "aiperf_disagg", "unified_backend")
+            for n in (
+                "pd_nixl",
+                "pd_doors",
+                "edge",
+                "disagg_bootstrap",
+                "aiperf_disagg",
+                "unified_backend",
+            )
             if f"/{n}/" in path
         ),
         None,

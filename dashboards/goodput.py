@@ -80,7 +80,7 @@ def sentence(rows: pl.DataFrame) -> str | None:
 def _of_class(rows: pl.DataFrame, name: str, named: bool) -> str:
     given = rows.filter("given")
     if given.is_empty():
-        return f"{name}: the limits given are not in the grid"
+        return f"class {name}: the limits given are not in the grid"
     row = given.row(0, named=True)
     limits = " and ".join(
         f"{what} {_words(row[column])}"
@@ -88,8 +88,14 @@ def _of_class(rows: pl.DataFrame, name: str, named: bool) -> str:
         if row[column] is not None
     )
     rate = f", {row['good_per_s']:.3g} good requests a second" if row["good_per_s"] is not None else ""  # fmt: skip
-    before = f"{name}: " if named else ""
-    return f"{before}{numbers.share(row['attainment'])} of {numbers.plural(row['arrivals'] or 0, 'request')} meet {limits or 'the limits'}{rate}{_eased(rows, row)}"
+    before = f"class {name}: " if named else ""
+    least = "at least " if row["unknown"] else ""
+    return f"{before}{least}{numbers.share(row['attainment'])} of {numbers.plural(row['arrivals'] or 0, 'request')} meet {limits or 'the limits'}{_open(row)}{rate}{_eased(rows, row)}"
+
+
+def _open(row: dict[str, Any]) -> str:
+    """Requests that may have met the limits or not: they count as missed."""
+    return f", of {row['unknown']:,} it is unknown" if row["unknown"] else ""
 
 
 def _eased(rows: pl.DataFrame, row: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ ORDER = 51
 LEVEL = "C"
 
 _SHOWN = 12
+_NAMED = 16  # workers that a row names at most: shares are of theirs
 
 
 def chart(rows: pl.DataFrame) -> Any:
@@ -48,7 +49,9 @@ def sentence(rows: pl.DataFrame) -> str | None:
     row = rows.row(0, named=True)
     workers = len(row["workers"] or [])
     where = ""
-    if workers and row["first_ratio"] is not None:
+    if workers >= _NAMED:
+        where = f", on {workers} workers or more"
+    elif workers and row["first_ratio"] is not None:
         where = (
             f", on {numbers.plural(workers, 'worker')} ({numbers.share(row['first_ratio'])} on one)"
         )

@@ -82,7 +82,7 @@ def _explained(rows: pl.DataFrame, row: dict[str, Any]) -> str:
     return (
         said
         if tail is None
-        else f"{said}, {numbers.share(tail)} of what the longest hundredth lasts beyond the ordinary"
+        else f"{said}; on the worker that lost most, {numbers.share(tail)} of what the longest hundredth lasts beyond the ordinary"
     )
 
 

@@ -45,18 +45,20 @@ def chart(rows: pl.DataFrame) -> Any:
 
 def sentence(rows: pl.DataFrame) -> str | None:
     """Seconds waited for and hidden, and of how many requests."""
-    rows = _known(rows)
+    every, rows = rows, _known(rows)
     if rows.is_empty():
         return None
     sums = {part: rows.filter(pl.col("part") == part) for part in _PARTS}
-    parts = [_said(part, mine) for part, mine in sums.items() if mine.height]
+    # also those of lengths at which it is known of nobody
+    of = {part: int(every.filter(pl.col("part") == part)["requests"].sum()) for part in _PARTS}
+    parts = [_said(part, mine, of[part]) for part, mine in sums.items() if mine.height]
     if sums["hidden"].is_empty():
         parts.append("how much was hidden is unknown: prefill is known as wall time only")
     return "; ".join(parts) + "."
 
 
-def _said(part: str, mine: pl.DataFrame) -> str:
-    known, of = int(mine["known"].sum()), int(mine["requests"].sum())
+def _said(part: str, mine: pl.DataFrame, of: int) -> str:
+    known = int(mine["known"].sum())
     total = float(mine["total_s"].sum())
     mean = numbers.duration(1000 * total / known) if known else numbers.UNKNOWN
     which = f" of {numbers.plural(of, 'request')}" if known == of else f" of {known:,} of {of:,} requests of which it is known"  # fmt: skip

@@ -52,12 +52,12 @@ def sentence(rows: pl.DataFrame) -> str | None:
     rate = pl.coalesce("gave_bytes_per_second", "median_bytes_per_second")
     found = rows.sort(rate, "link")
     low, high = found.row(0, named=True), found.row(-1, named=True)
-    text = f"{low['link']} gave {_gave(low)}"
+    text = f"the link {low['link']} gave {_gave(low)}"
     if rows.height > 1:
         text = f"from {_gave(low)} ({low['link']}) to {_gave(high)} ({high['link']})"
     links = int(rows["links"].max() or 0)  # type: ignore[arg-type]
     more = f"; the {rows.height} that carried most of {links:,} links" if links > rows.height else ""  # fmt: skip
-    return f"{text}{_fitted(rows)}{_shared(rows)}{more}."
+    return f"{text}{_fitted(rows)}{_shared(rows)}{_basis(rows)}{more}."
 
 
 def _gave(row: dict[str, Any]) -> str:
@@ -79,14 +79,24 @@ def _fitted(rows: pl.DataFrame) -> str:
 
 
 def _shared(rows: pl.DataFrame) -> str:
-    """Whether movements take longer beside others."""
-    told = rows.filter(pl.col("contention_ratio").is_not_null()).sort("contention_ratio", "link")
+    """Whether movements take longer beside others; as sure as the interval of the fit."""
+    told = rows.filter(
+        pl.all_horizontal(pl.col("contention_ratio", "contention_low_ratio", "contention_high_ratio").is_not_null())
+    ).sort("contention_ratio", "link")  # fmt: skip
     if told.is_empty():
         return ""
-    row = told.row(-1, named=True)
-    if row["contention_ratio"] < 0.1:
-        return "; movements at the same time do not slow each other"
-    return f"; each other movement under way adds {numbers.share(row['contention_ratio'])} to the time of one ({row['link']})"
+    sure = told.filter(pl.col("contention_low_ratio") > 0)
+    if sure.height:
+        row = sure.row(-1, named=True)
+        return f"; each other movement under way adds {numbers.share(row['contention_ratio'])} to the time of one ({row['link']})"
+    high = max(0.0, *told["contention_high_ratio"].to_list())
+    return f"; movements at the same time do not surely slow each other (each adds at most {numbers.share(high)})"
+
+
+def _basis(rows: pl.DataFrame) -> str:
+    """That bytes were not measured."""
+    bases = set(rows["bytes_basis"].drop_nulls()) - {"measured"}
+    return "; bytes from prompt lengths and the KV size of a token, not measured" if bases else ""
 
 
 def _known(rows: pl.DataFrame) -> pl.DataFrame:

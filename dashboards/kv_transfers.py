@@ -59,21 +59,25 @@ def sentence(rows: pl.DataFrame) -> str | None:
     if rows.is_empty():
         return None
     total, shown = int(rows["total"].max() or rows.height), rows.height  # type: ignore[arg-type]
-    links = rows["link"].n_unique()
+    first = rows.row(0, named=True)
+    links = int(first["links"] or rows["link"].n_unique())
     text = (
         f"{numbers.plural(total, 'movement')} over {numbers.plural(links, 'link')}, in the middle "
-        f"{numbers.size(rows['bytes'].median())} in {numbers.duration(rows['duration_ms'].median())}, "  # type: ignore[arg-type]
-        f"at most {numbers.duration(rows['duration_ms'].max())}"  # type: ignore[arg-type]
+        f"{numbers.size(first['p50_bytes'])} in {numbers.duration(first['p50_ms'])}, "
+        f"at most {numbers.duration(first['max_ms'])}"
     )
-    return text + _fit(rows) + _remarks(rows, shown, total) + "."
+    return text + _fit(rows, links) + _remarks(rows, shown, total) + "."
 
 
-def _fit(rows: pl.DataFrame) -> str:
-    fitted = rows.filter(pl.col("bytes_per_second").is_not_null()).unique("link").sort("bytes_per_second", "link")  # fmt: skip
+def _fit(rows: pl.DataFrame, links: int) -> str:
+    fitted = rows.filter(pl.col("bytes_per_second").is_not_null()).sort("bytes_per_second", "link").unique("link", keep="first", maintain_order=True)  # fmt: skip
     if fitted.is_empty():
         return "; too few, or too alike, for a fit of time against size"
     row = fitted.row(0, named=True)
-    which = f"the slowest link, {row['link']}," if fitted.height > 1 else "the link"
+    slowest = "the slowest link," if fitted.height > 1 else "the link"
+    which = (
+        "the link" if links == 1 else f"{slowest} {row['link']}{',' if fitted.height > 1 else ''}"
+    )
     return f"; {which} takes {numbers.duration(row['setup_ms'])} + size over {numbers.rate(row['bytes_per_second'])}, as fitted"
 
 

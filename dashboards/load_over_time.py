@@ -75,11 +75,16 @@ def _said(rows: pl.DataFrame, name: str) -> str:
     top = mine.sort("high", descending=True, nulls_last=True, maintain_order=True).row(
         0, named=True
     )
-    if not _moves(rows, name):
+    if mine["low"].min() == mine["high"].max():
         value = "none" if not top["high"] else write(top["high"])
-        return f"{what}: {value}, all the time"
+        whole = mine["high"].null_count() == 0
+        return f"{what}: {value}, {'all the time' if whole else 'as far as it is known'}"
     own = float(mine.filter(pl.col("label") == top["label"])["mean"].mean() or 0)  # type: ignore[arg-type]
-    mean = numbers.share(own) if name == "kv_usage" else f"{own:.2g}"
+    mean = (
+        numbers.share(own)
+        if name == "kv_usage"
+        else (f"{own:.2g}" if own < 10 else numbers.count(own))
+    )
     who = f" on {top['label']}" if rows["label"].n_unique() > 1 else ""
     return f"{what}: at most {write(top['high'])}{who} (mean {mean})"
 

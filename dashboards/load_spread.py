@@ -81,7 +81,7 @@ def _side(rows: pl.DataFrame) -> str:
             for row in uneven
             if row["label"] == label
         ]
-        said.append(f"{label} got so many times its even share: {', '.join(amounts)}")
+        said.append(f"the worker {label} got so many times its even share: {', '.join(amounts)}")
     if even:
         most = max(row["over_mean"] for row in even)
         names = ", ".join(_MEASURES[row["measure"]] for row in even)

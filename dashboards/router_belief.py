@@ -53,13 +53,13 @@ def sentence(rows: pl.DataFrame) -> str | None:
         return f"in all {numbers.plural(total, 'choice')} the router took nothing for cached, and nothing was."
     first = rows.row(0, named=True)
     shown = int(rows["choices"].sum())
-    fewer = int(rows.filter(pl.col("kind") == "fewer found")["choices"].sum())
     said = (
         f"the router took {numbers.count(first['believed_sum_tokens'])} prompt tokens for cached, {numbers.count(first['cached_sum_tokens'])} were; "
-        f"fewer than believed in {numbers.share(fewer / shown if shown else None)} of {numbers.plural(total, 'choice')}"
+        f"fewer than believed in {numbers.share((first['fewer'] or 0) / total if total else None)} of {numbers.plural(total, 'choice')}"
     )
-    answers = rows["cached_basis"].eq_missing("answer").all()
-    doubt = "; what was found is told by the answers, which may repeat the router's own estimate" if answers else ""  # fmt: skip
+    answers = rows["cached_basis"].eq_missing("answer")
+    part = "" if answers.all() else " in part"
+    doubt = f"; what was found is told{part} by the answers, which may repeat the router's own estimate" if answers.any() else ""  # fmt: skip
     sampled = f"; {shown:,} choices shown" if shown < total else ""
     return f"{said}{doubt}{sampled}."
 

@@ -74,9 +74,9 @@ def sentence(rows: pl.DataFrame) -> str | None:
             parts.append(
                 f"{name} {write(first[column])} in turn {first['turn']}, {write(last[column])} in turn {last['turn']}"
             )
-    later = rows.filter(pl.col("moved_ratio").is_not_null(), pl.col("requests").is_not_null())
-    if later.height and later["requests"].sum():
-        moved = float((later["moved_ratio"] * later["requests"]).sum()) / float(later["requests"].sum())  # fmt: skip
+    later = rows.filter(pl.col("moved_ratio").is_not_null(), pl.col("moves_known") > 0)
+    if later.height:
+        moved = float((later["moved_ratio"] * later["moves_known"]).sum()) / float(later["moves_known"].sum())  # fmt: skip
         parts.append(f"{numbers.share(moved)} of later turns went to another worker than the turn before")  # fmt: skip
     return "; ".join(parts) + "."
 

@@ -97,7 +97,9 @@ def sentence(rows: pl.DataFrame) -> str | None:
         size = (
             f" ({numbers.count(taker['prompt_tokens'])} tokens)" if taker["prompt_tokens"] else ""
         )
-        said += f", {taker['request']}{size} most of it ({numbers.duration(taker['lost_ms'])})"
+        said += (
+            f", {taker['request']}{size} more than any other ({numbers.duration(taker['lost_ms'])})"
+        )
     said += (
         f"; {worst['request']} stood still for {numbers.duration(worst['duration_ms'])}, where a token "
         f"ordinarily comes after {numbers.duration(worst['baseline_ms'])}."

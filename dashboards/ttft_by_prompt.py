@@ -76,14 +76,14 @@ def sentence(rows: pl.DataFrame) -> str | None:
 
 def _follows(row: dict[str, Any]) -> str:
     if row["rho"] is None:
-        return "whether first tokens follow the prompt cannot be told (fewer than 10 requests, or one length only)"
+        return "whether first tokens follow the prompt cannot be told (fewer than 10 requests, or all alike)"
     found = f"rank correlation {row['rho']:.2f}"
     if row["rho_low"] is not None and row["rho_high"] is not None:
         found += f", {row['rho_low']:.2f} to {row['rho_high']:.2f}"
     slope = row["slope_ms"]
     if row["follows"]:
         each = f": {numbers.duration(slope)} for each 1,000 tokens" if slope is not None else ""
-        return f"longer prompts make later first tokens{each} ({found})"
+        return f"first tokens come later with longer prompts (tokens known as cached left out){each} ({found})"
     if row["follows"] is None:
         return f"whether first tokens follow the prompt cannot be told ({found})"
     return f"first tokens follow the length of the prompt little or not at all ({found})"

@@ -218,7 +218,7 @@ def figure(picture: Picture, prefix: str, *, remark: str = "", inline: bool = Tr
         tag("h3", escaped(picture.title))
         + tag("p", escaped(picture.question), class_="question")
         + tag("p", text(capital(picture.sentence or "")), class_="sentence")
-        + tag("span", level, class_="level")
+        + tag("span", escaped(level), class_="level")
         + (tag("span", escaped(remark), class_="remark") if remark else "")
     )
     chart = (

@@ -67,7 +67,7 @@ def test_the_stutter_shows_prefill_tokens_and_stalls_of_the_worst_stretch(stalle
     assert rows["kept_one_in"].unique().to_list() == [1]
     (shown,) = pictures.pictures(stalled, ["d"], ["stutter"])[0]
     assert (
-        "prompts of others took 0.12 s from 2 streams, long (8,000 tokens) most of it (120 ms)"
+        "prompts of others took 0.12 s from 2 streams, long (8,000 tokens) more than any other (120 ms)"
         in str(shown.sentence)
     )
     assert "a stood still for 90.0 ms, where a token ordinarily comes after 10.0 ms" in str(

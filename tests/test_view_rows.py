@@ -278,3 +278,71 @@ def test_text_from_outside_stays_text(store: Store, tmp_path: Path) -> None:
     svg = (tmp_path / "a.svg").read_text("utf-8")
     assert "<script" not in svg
     assert "&lt;script&gt;" in svg
+
+
+def test_sentences_do_not_begin_with_names_of_others(two_workers: Store) -> None:
+    """Whoever shows a sentence puts a capital in front, and names are not to be changed."""
+    from pdtrace.dashboards import goodput as surface
+    from pdtrace.dashboards import kv_links
+
+    link = {
+        "link": "p → q", "transfers": 3, "bytes": 3, "bytes_basis": "formula", "busy_s": 1.0, "gave_bytes_per_second": 100e6, "median_bytes_per_second": 100e6,
+        "fitted_bytes_per_second": None, "fitted_low": None, "fitted_high": None, "contention_ratio": 0.4, "contention_low_ratio": -0.1, "contention_high_ratio": 0.9,
+        "most_at_once": 2, "links": 1,
+    }  # fmt: skip
+    text = str(kv_links.sentence(pl.DataFrame([link], infer_schema_length=None)))
+    assert text.startswith("the link p → q gave 100 MB/s while busy")
+    assert "do not surely slow each other (each adds at most 90 %)" in text
+    assert text.endswith("bytes from prompt lengths and the KV size of a token, not measured.")
+    assert said(two_workers, "load_spread").startswith("the worker a got so many times its even")
+    cell = {
+        "position": 1, "class": "chat", "ttft_limit_ms": 100.0, "tpot_limit_ms": None, "given": True, "arrivals": 4, "good": 2, "unknown": 1,
+        "attainment": 0.5, "good_per_s": None,
+    }  # fmt: skip
+    two = pl.DataFrame([cell, {**cell, "position": 2, "class": "batch", "unknown": 0}])
+    assert str(surface.sentence(two)).startswith(
+        "class chat: at least 50 % of 4 requests meet TTFT ≤ 100 ms, of 1 it is unknown; "
+        "class batch: 50 % of 4 requests meet"
+    )
+
+
+def test_what_is_said_of_a_sample_of_movements_is_of_all(store: Store) -> None:
+    workers(store, p="prefill", q="decode")
+    store.append("transfers", [
+        {"source_worker": "p", "destination_worker": "q", "start_ns": T0 + n * S, "end_ns": T0 + n * S + (900 if n == 7 else 10) * MS, "bytes": 1000}
+        for n in range(50)
+    ])  # fmt: skip
+    for most in (1, 2, 3):
+        text = str(pictures.picture(store, "kv_transfers", "d", most=most).sentence)
+        assert "in the middle 1.00 kB in 10.0 ms, at most 900 ms" in text
+
+
+def test_choices_that_are_not_drawn_count_in_the_share(two_workers: Store) -> None:
+    two_workers.append("legs", [
+        {"leg": f"l{n}", "request": f"r{n}", "deployment": "d", "worker": "a", "observer": "engine", "role": "aggregated",
+         "cached_tokens": n if n > 1 else 64, "prompt_tokens": 100} for n in range(4)
+    ])  # fmt: skip
+    two_workers.append("decisions", [{"leg": f"l{n}", "router": "x", "worker": "a", "overlap_tokens": 64} for n in range(4)])  # fmt: skip
+    text = str(pictures.picture(two_workers, "router_belief", "d", most=1).sentence)
+    assert "fewer than believed in 50 % of 4 choices; 2 choices shown" in text
+
+
+def test_moves_are_shares_of_the_turns_of_which_they_are_known() -> None:
+    from pdtrace.dashboards import sessions
+
+    turn = {"prompt_p50_tokens": None, "ttft_p50_ms": None, "reuse_ratio": None, "sessions": 10, "requests": 10}  # fmt: skip
+    turns = pl.DataFrame([
+        {**turn, "place": 1, "turn": "1", "moved_ratio": None, "moves_known": 0},
+        {**turn, "place": 2, "turn": "2", "moved_ratio": 1.0, "moves_known": 1},
+        {**turn, "place": 3, "turn": "3", "moved_ratio": 0.0, "moves_known": 9},
+    ], infer_schema_length=None)  # fmt: skip
+    assert "10 % of later turns went to another worker" in str(sessions.sentence(turns))
+
+
+def test_requests_of_which_transfer_is_unknown_are_told_whatever_their_length(store: Store) -> None:
+    workers(store, p="prefill")
+    for n in range(10):
+        store.append("requests", [{"request": f"r{n}", "deployment": "d", "prompt_tokens": 100 * (n + 1)}])  # fmt: skip
+        known = 10.0 if n < 6 else None
+        store.append("transfer_requests", [{"deployment": "d", "request": f"r{n}", "moved_ms": 30.0, "exposed_ms": known}])  # fmt: skip
+    assert "0.06 s of 6 of 10 requests of which it is known" in said(store, "kv_hidden")

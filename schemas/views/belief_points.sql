@@ -19,6 +19,7 @@
 --   total            BIGINT           choices of which both numbers are known
 --   believed_sum_tokens  BIGINT  tokens  all that was believed, over the total
 --   cached_sum_tokens    BIGINT  tokens  all that was found, over the total
+--   fewer            BIGINT           choices with fewer found than believed, over the total
 --   level            VARCHAR          C
 WITH known AS (
   SELECT deployment, believed_tokens, cached_tokens, cached_basis
@@ -34,6 +35,8 @@ ranked AS (
   SELECT *, sum(choices) OVER (PARTITION BY deployment) AS total,
     sum(choices * believed_tokens) OVER (PARTITION BY deployment) AS believed_sum,
     sum(choices * cached_tokens) OVER (PARTITION BY deployment) AS cached_sum,
+    coalesce(sum(choices) FILTER (believed_tokens > cached_tokens) OVER (PARTITION BY deployment), 0)
+      AS fewer,
     row_number() OVER (
       PARTITION BY deployment
       ORDER BY choices DESC, hash(believed_tokens, cached_tokens), believed_tokens, cached_tokens,
@@ -46,7 +49,7 @@ SELECT deployment, believed_tokens, cached_tokens, cached_basis, choices,
     WHEN believed_tokens < cached_tokens THEN 'more found' ELSE 'as believed' END AS kind,
   (sum(choices) OVER (PARTITION BY deployment))::BIGINT AS shown, total::BIGINT AS total,
   believed_sum::BIGINT AS believed_sum_tokens, cached_sum::BIGINT AS cached_sum_tokens,
-  'C' AS level
+  fewer::BIGINT AS fewer, 'C' AS level
 FROM ranked
 WHERE place <= most
 ORDER BY deployment, place

@@ -15,6 +15,8 @@
 --   fitted_low        DOUBLE          95 % interval, lower end, bytes a second
 --   fitted_high       DOUBLE          upper end
 --   contention_ratio  DOUBLE   1      part of its own time that each other movement in flight adds; NULL cannot tell
+--   contention_low_ratio   DOUBLE   1      95 % interval, lower end
+--   contention_high_ratio  DOUBLE   1      upper end
 --   most_at_once      BIGINT          most movements under way at one time
 --   links             BIGINT          links of the deployment with a known throughput
 WITH known AS (
@@ -35,7 +37,8 @@ SELECT k.deployment,
   k.transfers, k.bytes, k.bytes_basis, k.busy_s,
   k.link_bytes_per_second AS gave_bytes_per_second, k.throughput_p50 AS median_bytes_per_second,
   k.bytes_per_second AS fitted_bytes_per_second, k.bytes_per_second_low AS fitted_low,
-  k.bytes_per_second_high AS fitted_high, k.contention_ratio, k.most_at_once, k.links
+  k.bytes_per_second_high AS fitted_high, k.contention_ratio, k.contention_low_ratio,
+  k.contention_high_ratio, k.most_at_once, k.links
 FROM known AS k
 LEFT JOIN worker_labels AS a ON a.worker = k.source_worker
 LEFT JOIN worker_labels AS b ON b.worker = k.destination_worker

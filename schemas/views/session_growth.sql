@@ -15,6 +15,7 @@
 --   ttft_p90_ms        DOUBLE   ms      90th percentile
 --   reuse_ratio        DOUBLE   1       cached over prompt tokens; NULL unknown
 --   moved_ratio        DOUBLE   1       share that went to another worker than the turn before; NULL for the first turn, or unknown
+--   moves_known        BIGINT           requests of which moved or not is known
 --   sessions           BIGINT           sessions of the deployment
 --   level              VARCHAR          C
 WITH counted AS (
@@ -33,7 +34,7 @@ SELECT c.deployment, c.place, CASE WHEN c.place = 10 THEN '10+' ELSE c.place::VA
   quantile_cont(v.ttft_ms, 0.5) AS ttft_p50_ms, quantile_cont(v.ttft_ms, 0.9) AS ttft_p90_ms,
   sum(c.cached_tokens) FILTER (c.cached_tokens IS NOT NULL AND c.prompt_tokens IS NOT NULL)
     / nullif(sum(c.prompt_tokens) FILTER (c.cached_tokens IS NOT NULL), 0) AS reuse_ratio,
-  avg(t.moved::INTEGER) AS moved_ratio, any_value(s.sessions) AS sessions, 'C' AS level
+  avg(t.moved::INTEGER) AS moved_ratio, count(t.moved) AS moves_known, any_value(s.sessions) AS sessions, 'C' AS level
 FROM counted AS c
 JOIN seen AS s ON s.deployment IS NOT DISTINCT FROM c.deployment
 LEFT JOIN request_values AS v ON v.request = c.request

@@ -21,6 +21,10 @@
 --   outcome      VARCHAR         completed, failed or expired; NULL unknown
 --   shown        BIGINT          movements shown
 --   total        BIGINT          movements with size and time
+--   links        BIGINT          links of them
+--   p50_bytes    DOUBLE   bytes  median size of all of them
+--   p50_ms       DOUBLE   ms     median time of all of them
+--   max_ms       DOUBLE   ms     longest of all of them
 --   level        VARCHAR         B (with instants) or C (durations only)
 WITH known AS (
   SELECT *, count(*) OVER (PARTITION BY deployment) AS total,
@@ -29,6 +33,14 @@ WITH known AS (
     ) AS place
   FROM transfer_times
   WHERE bytes IS NOT NULL AND duration_ms IS NOT NULL
+),
+-- of all: the longest is seldom in a sample
+summed AS (
+  SELECT deployment, count(DISTINCT (source_worker, destination_worker)) AS links,
+    quantile_cont(bytes, 0.5)::DOUBLE AS p50_bytes, quantile_cont(duration_ms, 0.5) AS p50_ms,
+    max(duration_ms) AS max_ms
+  FROM known
+  GROUP BY deployment
 )
 SELECT k.deployment,
   coalesce(a.label, k.source_worker, 'unknown') || ' → '
@@ -36,8 +48,10 @@ SELECT k.deployment,
   k.request, k.start_ns, k.bytes, k.bytes_basis, k.duration_ms,
   f.setup_ms + k.bytes / f.bytes_per_second * 1e3 AS fitted_ms, f.bytes_per_second, f.setup_ms,
   k.outcome, count(*) OVER (PARTITION BY k.deployment) AS shown, k.total,
+  m.links, m.p50_bytes, m.p50_ms, m.max_ms,
   CASE WHEN k.start_ns IS NULL OR k.end_ns IS NULL THEN 'C' ELSE 'B' END AS level
 FROM known AS k
+JOIN summed AS m ON m.deployment IS NOT DISTINCT FROM k.deployment
 LEFT JOIN worker_labels AS a ON a.worker = k.source_worker
 LEFT JOIN worker_labels AS b ON b.worker = k.destination_worker
 LEFT JOIN transfer_fits AS f ON f.deployment IS NOT DISTINCT FROM k.deployment

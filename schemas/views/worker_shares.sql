@@ -2,7 +2,8 @@
 --
 -- The measures of view load_spread: tokens are prompt tokens not found in a cache (prefill) or output
 -- tokens (decode), seconds what requests spent in prefill or decode there. A measure that is unknown
--- for any request is left out. The thirty workers with most requests of a side.
+-- for any request is left out. The thirty workers with most requests of a side, and the
+-- one that got most of the measure.
 --
 -- grain:   one row per (deployment, side, measure, worker)
 -- needs:   load_spread, requests, workers, worker_labels, phase_by_request
@@ -76,5 +77,5 @@ SELECT p.deployment, p.side, p.unsplit, p.measure, r.worker, coalesce(l.label, r
 FROM load_spread AS p
 JOIN ranked AS r ON r.deployment IS NOT DISTINCT FROM p.deployment AND r.side = p.side
 LEFT JOIN worker_labels AS l ON l.worker = r.worker
-WHERE r.place <= 30
+WHERE r.place <= 30 OR r.worker = p.greatest
 ORDER BY p.deployment, p.side, p.measure, label

@@ -8,6 +8,7 @@ HookRegistry (plugins/hook_registry.py).
 from __future__ import annotations
 
 import enum
+import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -215,6 +216,17 @@ def test_other_ranks_and_broken_shapes_cost_nothing(
     assert [r.message for r in caplog.records] == [
         "pdtrace: this SGLang is not understood; it is no longer recorded"
     ]
+
+
+def test_recording_that_breaks_does_not_tell_of_aborts(
+    kept: Kept, clock: Clock, scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_doors, "_told", set())
+    step(scheduler, clock, 5, Mode.EXTEND, [Req("a", 600)], extend_lens=[600])
+    plugin.processed(None, scheduler, object())
+    gc.collect()
+    pdt.flush()
+    assert not kept.named("pdtrace.request")
 
 
 def test_hooks_are_registered_only_where_traces_are_asked_for(

@@ -278,6 +278,25 @@ def test_a_version_that_is_not_understood_runs_on_unrecorded(
     assert not kept.requests  # not told rather than told wrongly
 
 
+@pytest.mark.parametrize("method", ["schedule", "finish_requests"])
+def test_what_breaks_inside_a_call_does_not_reach_the_engine(
+    kept: Kept, clock: fake.Clock, version: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = made()
+    mine.add_request(fake.Request("chatcmpl-a", 100, 3))
+    theirs = getattr(type(mine).__mro__[2], method)
+
+    def breaking(self: Any, *args: Any) -> Any:
+        self._pdtrace = None  # as after a call of its own that was not understood
+        return theirs(self, *args)
+
+    monkeypatch.setattr(type(mine).__mro__[2], method, breaking)
+    if method == "schedule":
+        assert mine.schedule() is not None
+    else:
+        mine.finish_requests(["chatcmpl-a"], fake.RequestStatus.FINISHED_ABORTED)
+
+
 def test_what_vllm_forgets_without_telling_takes_no_memory(
     kept: Kept, clock: fake.Clock, version: str
 ) -> None:

@@ -1,13 +1,15 @@
 """aiohttp clients: a router's hops to its workers, through aiohttp's own tracing door.
 
 Every new ClientSession gets a `TraceConfig`; inside a request a POST to a generating path becomes a
-dispatch span whose traceparent travels on. It ends with the last chunk that was received.
+dispatch span whose traceparent travels on. It ends with the last byte of the answer; where that does
+not come (the worker breaks off, nobody reads on), with the last that aiohttp told.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter_ns
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +18,7 @@ import aiohttp
 
 from pdtrace.instrumentation import api
 from pdtrace.instrumentation.asgi import PATHS
-from pdtrace.instrumentation.requests import Hop, current
+from pdtrace.instrumentation.requests import Hop, current, quietly
 
 _log = logging.getLogger("pdtrace.instrumentation")
 _original: Callable[..., None] | None = None
@@ -66,7 +68,7 @@ async def _started(_: Any, context: SimpleNamespace, sent: aiohttp.TraceRequestS
         or not PATHS.search(sent.url.path)
     ):
         return
-    hop = around.dispatch(worker=sent.url.authority)
+    hop = around.dispatch(worker=sent.url.authority.rpartition("@")[2])  # no user, no password
     hop.inject(sent.headers)
     hop.start = perf_counter_ns()
     context.pdtrace_hop = hop
@@ -78,6 +80,8 @@ async def _headed(_: Any, context: SimpleNamespace, ended: aiohttp.TraceRequestE
     if hop is not None:
         hop.set(http_status=ended.response.status)
         _until_now(context, hop)
+        # Chunks are told only of an answer that is read in one piece.
+        quietly(ended.response.content.on_eof, partial(_until_now, context, hop))
 
 
 async def _received(

@@ -358,4 +358,4 @@ def answered(request: Request, body: bytes, packed: bool = False) -> None:
 def attempt(headers: Mapping[str, str]) -> int | None:
     """Which attempt of a call this is, where the client says so (OpenAI's packages do); 0 is the first."""
     text = headers.get("x-stainless-retry-count", "")
-    return int(text) if text.isdigit() and len(text) < 4 else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 4 else None

@@ -60,14 +60,7 @@ class PdtraceMiddleware:
             await self.app(scope, receive, send)
             return
         scope["pdtrace"] = True  # a second middleware further in must not count the call again
-        headers = _headers(scope.get("headers", ()))
-        request = api.request(headers, emission="chunk")
-        role = self.role or (_served_as[0] if _served_as else None)
-        if role is not None:
-            request.set(role=role)
-        attempt = answers.attempt(headers)
-        if attempt is not None:
-            request.set(attempt=attempt)
+        request = self._begun(scope)
         call = _Call(request, scope.get("path", ""), receive, send)
         inner = scope
         with contextlib.suppress(Exception):
@@ -77,6 +70,19 @@ class PdtraceMiddleware:
             if call.left and not call.complete:
                 request.end(aborted=True)
 
+    def _begun(self, scope: Message) -> Request:
+        headers: dict[str, str] = {}
+        with contextlib.suppress(Exception):  # headers that cannot be read tell nothing
+            headers = _headers(scope.get("headers", ()))
+        request = api.request(headers, emission="chunk")
+        role = self.role or (_served_as[0] if _served_as else None)
+        if role is not None:
+            request.set(role=role)
+        attempt = answers.attempt(headers)
+        if attempt is not None:
+            request.set(attempt=attempt)
+        return request
+
     def _handed_on(self, scope: Message, request: Request) -> Message:
         """The scope as the application gets it."""
         return scope
@@ -85,7 +91,10 @@ class PdtraceMiddleware:
 async def _ending(send: Send, message: Message) -> None:
     """At the end of the application everything is written: servers may die by their own signal then."""
     if message["type"].startswith("lifespan.shutdown"):
-        await asyncio.get_running_loop().run_in_executor(None, api.flush)
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, api.flush)
+        except RuntimeError:  # trio's loop, or an executor that is down already
+            api.flush(timeout_s=1.0)
     await send(message)
 
 

@@ -109,20 +109,26 @@ class _Finder(MetaPathFinder):
 
     def __init__(self, names: set[str]) -> None:
         self.names = names
+        self._looking: set[str] = set()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in self.names:
+        # Asked for again and again: `python -m NAME` and find_spec() look without importing.
+        if fullname not in self.names or fullname in self._looking:
             return None
-        self.names.discard(fullname)
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _After(spec.loader, fullname)
-                return spec
-        return None
+        self._looking.add(fullname)
+        try:
+            for finder in list(sys.meta_path):
+                find = getattr(finder, "find_spec", None)  # old ones have none
+                spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
+                if spec is not None:
+                    if spec.loader is not None:
+                        spec.loader = _After(spec.loader, fullname)
+                    return spec
+            return None
+        finally:
+            self._looking.discard(fullname)
 
 
 class _After(Loader):
@@ -131,6 +137,9 @@ class _After(Loader):
     def __init__(self, loader: Loader, name: str) -> None:
         self._loader = loader
         self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # get_code, get_filename, ... of who only looks
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)

@@ -252,7 +252,12 @@ def _value(value: Any) -> dict[str, Any]:
         return {"arrayValue": {"values": value}}  # thousands of numbers: see `numbers_as_json`
     if isinstance(value, list | tuple):
         return {"arrayValue": {"values": [_value(item) for item in value]}}
-    return {"stringValue": value if isinstance(value, str) else str(value)}
+    return {"stringValue": writable(value if isinstance(value, str) else str(value))}
+
+
+def writable(text: str) -> str:
+    """A text that UTF-8 can hold: half a surrogate pair, which JSON from outside may name, becomes `?`."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def numbers_as_json(values: object) -> bytes:

@@ -90,9 +90,9 @@ class OtlpFiles:
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None  # gone, even where its last bytes find no room
+        if file is not None:
+            file.close()
 
 
 def _json(value: Any) -> bytes:

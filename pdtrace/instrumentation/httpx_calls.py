@@ -108,6 +108,7 @@ class _Call:
             return
         self.own = api.request(
             role="client",
+            traceparent=request.headers.get("traceparent"),  # the application's own trace goes on
             emission="chunk",
             request_id=request.headers.get("x-request-id"),
             attempt=answers.attempt(request.headers),

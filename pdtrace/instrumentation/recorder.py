@@ -23,6 +23,7 @@ from pdtrace.semconv import SPAN_REQUEST
 _log = logging.getLogger("pdtrace.instrumentation")
 QUEUE_REQUESTS = 8192  # finished requests that wait for the thread; more are dropped
 BATCH_REQUESTS = 256
+WAITING_BYTES = 32 << 10  # a larger body is not kept to be read where many requests wait
 INTERVAL_S = 0.2  # so long may a finished request stay in memory: what a kill may cost
 _SCALE = 1 << 64
 
@@ -152,8 +153,10 @@ class Recorder:
             self.dropped += 1
             return
         if len(queue) >= BATCH_REQUESTS:  # before the thread may see it
-            for stream in request.streams:
-                stream.pack()
+            with contextlib.suppress(
+                TypeError, OverflowError
+            ):  # no instants; told when it is written
+                _slim(request)
         queue.append(request)
         if self._thread is None:
             self._start()
@@ -165,8 +168,12 @@ class Recorder:
             if self._thread is None and not self._stopped:
                 thread = threading.Thread(target=self._run, name="pdtrace-recorder", daemon=True)
                 self._thread = thread
-                with contextlib.suppress(RuntimeError):  # the interpreter is going down
+                try:
                     thread.start()
+                except (
+                    RuntimeError
+                ):  # no more threads, or (since 3.12) the interpreter is going down
+                    self._thread = None
 
     def _run(self) -> None:
         while not self._stopped:
@@ -179,6 +186,8 @@ class Recorder:
         end = time.monotonic() + timeout_s
         if self._queue and self._thread is None:
             self._start()
+            if self._thread is None:
+                self._drain()
         self._wake.set()
         while self._queue or self._draining.locked():
             if time.monotonic() >= end:
@@ -218,11 +227,34 @@ class Recorder:
             if self._exporter is None:
                 self._exporter = self._make_exporter()
             self._exporter.export(requests, self.dropped)
+        except (TypeError, ValueError, OverflowError) as error:
+            # What one of them holds cannot be written: the others can.
+            if len(finished) == 1:
+                self._failed(1, error)
+            else:
+                for request in finished:
+                    self._export([request])
         except Exception as error:
-            self.dropped += len(requests)
-            self.failures += 1
-            if self.failures == 1:
-                _log.warning("pdtrace: traces are not written: %s", error)
+            self._failed(len(requests), error)
+
+    def _failed(self, requests: int, error: Exception) -> None:
+        self.dropped += requests
+        self.failures += 1
+        if self.failures == 1:
+            _log.warning("pdtrace: traces are not written: %s", error)
+
+
+def _slim(request: Request) -> None:
+    """A request that has to wait takes little room: its instants packed, no large body of a call."""
+    if request.later:
+        request.later[:] = [work for work in request.later if _kept_bytes(work) <= WAITING_BYTES]
+    for stream in request.streams:
+        stream.pack()
+
+
+def _kept_bytes(work: Callable[[], None]) -> int:
+    arguments = getattr(work, "args", ())  # of a partial
+    return sum(len(argument) for argument in arguments if isinstance(argument, bytes))
 
 
 def _settle(request: Request) -> None:

@@ -81,10 +81,11 @@ class Bridge:
 
     def export(self, requests: Sequence[Request], dropped: int) -> None:
         """Tell the SDK the phases of finished requests and end their spans."""
-        for request in requests:
+        described = [(request, encode.described(request)) for request in requests]
+        for request, spans in described:
             own = request.span
             below = None if own is None else trace.set_span_in_context(own)
-            for made in encode.described(request):
+            for made in spans:
                 self._told(request, made, below)
 
     def _told(self, request: Request, made: encode.Span, below: Any) -> None:
@@ -167,7 +168,9 @@ def otlp_exporter(endpoint: str | None = None) -> SpanExporter:
 
 def plain(value: Any) -> Any:
     """The value of an attribute as the SDK takes it."""
-    if isinstance(value, str | bool | float):
+    if isinstance(value, str):
+        return encode.writable(value)
+    if isinstance(value, bool | float):
         return value
     if isinstance(value, int):
         return value if -(2**63) <= value < 2**63 else str(value)
@@ -175,7 +178,7 @@ def plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    return str(value)
+    return encode.writable(str(value))
 
 
 def _links(made: encode.Span) -> list[Link]:

@@ -115,6 +115,12 @@ class Book:
         if not self.lives:
             self._steps.flush()
 
+    def forget(self) -> None:
+        """Recording broke: what is under way is not told, rather than told wrongly as aborted."""
+        for life in self.lives.values():
+            life.request.ended = True
+        self.lives.clear()
+
     def _prompts(self, batch: Any) -> dict[str, tuple[int, int]]:
         """(prompt tokens computed, tokens cached before) of each request whose prompt was in the batch."""
         mode = batch.forward_mode

@@ -65,6 +65,8 @@ def _kept(scheduler: Any, work: Callable[[Book], None]) -> None:
             work(book)
     except Exception as error:
         _broken.append(True)
+        for book in _books.values():
+            book.forget()
         _books.clear()
         once("pdtrace: this SGLang is not understood; it is no longer recorded", error=error)
 

@@ -59,7 +59,8 @@ class PdtraceScheduler:
             return super().schedule(*args, **kwargs)  # type: ignore[misc]
         began = perf_counter_ns()
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
-        self._kept(self._pdtrace.scheduled, self, output, began)
+        if self._pdtrace is not None:  # as in update_from_output
+            self._kept(self._pdtrace.scheduled, self, output, began)
         return output
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -84,7 +85,8 @@ class PdtraceScheduler:
             request_ids = ids
         result = super().finish_requests(request_ids, *args, **kwargs)  # type: ignore[misc]
         status = kwargs.get("finished_status", args[0] if args else None)
-        self._kept(self._pdtrace.finished, ids, status)
+        if self._pdtrace is not None:
+            self._kept(self._pdtrace.finished, ids, status)
         return result
 
     def shutdown(self, *args: Any, **kwargs: Any) -> Any:

@@ -60,8 +60,12 @@ def sentence(rows: pl.DataFrame) -> str | None:
     said = f"half of the {numbers.seconds(placed)} that have an instant were lost in {part} of the time"
     if lost.height > 1:
         said += f"; most on {first['worker_name'] or first['worker']} ({numbers.seconds(first['worker_lost_s'])})"
-    if first["level"] == "B" and first["total_lost_s"]:
-        said += f"; only stalls that can be called have an instant, of {numbers.seconds(first['total_lost_s'])} in all on that worker"
+    called = lost.filter(pl.col("level") == "B", pl.col("total_lost_s").is_not_null())
+    if called.height:
+        where = (
+            "" if called.height == lost.height else f" on {called.height} of {lost.height} workers"
+        )
+        said += f"; only stalls that can be called have an instant{where}, of {numbers.seconds(called['total_lost_s'].sum())} in all there"
     return said + "."
 
 

@@ -86,7 +86,7 @@ def _side(rows: pl.DataFrame) -> str:
         most = max(row["over_mean"] for row in even)
         names = ", ".join(_MEASURES[row["measure"]] for row in even)
         said.append(
-            f"{names} spread as evenly as chance allows (at most {most:.2f} times the even share)"
+            f"{names} no more uneven than chance may make them (at most {most:.2f} times the even share)"
         )
     return "; ".join(said)
 

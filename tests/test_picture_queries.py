@@ -215,3 +215,23 @@ def test_shares_of_phases_add_up_in_each_window(store: Store) -> None:
     ]  # fmt: skip
     (shown,) = pictures.pictures(store, ["d"], ["where_time_goes"])[0]
     assert "kv_wait holds up to 75 %" in str(shown.sentence)
+
+
+def test_stalls_without_an_instant_are_told_also_beside_workers_with_steps() -> None:
+    from pdtrace.dashboards import interference_time
+
+    row = {"worker": "a", "worker_name": None, "start_ns": 0, "end_ns": MS, "lost_s": 5.0, "worker_lost_s": 5.0, "total_lost_s": 5.0, "level": "A"}  # fmt: skip
+    other = {**row, "worker": "b", "lost_s": 1.0, "worker_lost_s": 1.0, "total_lost_s": 4.0, "level": "B"}  # fmt: skip
+    text = str(interference_time.sentence(pl.DataFrame([row, other])))
+    assert "half of the 6.00 s that have an instant" in text
+    assert "only stalls that can be called have an instant on 1 of 2 workers, of 4.00 s in all" in text  # fmt: skip
+
+
+def test_two_workers_without_names_have_a_lane_each(stalled: Store) -> None:
+    stalled.append("workers", [{"worker": w, "deployment": "d", "name": None, "role": "decode"} for w in "xy"])  # fmt: skip
+    stalled.append("phases", [
+        {"request": "a", "phase": "decode", "detail": "decode_exec", "worker": w, "start_ns": n * MS, "end_ns": (n + 200) * MS, "basis": "measured"}
+        for w, n in (("x", 0), ("y", 200))
+    ])  # fmt: skip
+    lanes = stalled.query("request_waterfall", of_request="a").sort("start_ns")["lane"].to_list()
+    assert lanes == ["decode-1", "decode-2"]

@@ -346,3 +346,14 @@ def test_requests_of_which_transfer_is_unknown_are_told_whatever_their_length(st
         known = 10.0 if n < 6 else None
         store.append("transfer_requests", [{"deployment": "d", "request": f"r{n}", "moved_ms": 30.0, "exposed_ms": known}])  # fmt: skip
     assert "0.06 s of 6 of 10 requests of which it is known" in said(store, "kv_hidden")
+
+
+def test_load_that_is_known_in_part_is_not_said_of_all_the_time() -> None:
+    from pdtrace.dashboards import load_over_time
+
+    row = {"worker": "w", "label": "w", "quantity": "waiting", "start_ns": T0, "mean": 0.0, "low": 0.0, "high": 0.0, "resolution_ns": 1, "level": "A", "workers": 1}  # fmt: skip
+    rows = [row, {**row, "start_ns": T0 + S, "mean": None, "low": None, "high": None}]
+    rows += [{**row, "quantity": "running", "mean": 123.0, "low": 100.0, "high": 150.0}]
+    text = str(load_over_time.sentence(pl.DataFrame(rows, infer_schema_length=None)))
+    assert "requests waiting: none, as far as it is known" in text
+    assert "requests running: at most 150 (mean 123)" in text

@@ -4,7 +4,7 @@
 -- first token. Of a request with more than `pieces` pieces the longest are given (left_out_ms: the others).
 --
 -- grain:   one row per piece of a request's time
--- needs:   phases, requests, request_values, workers
+-- needs:   phases, requests, request_values, workers, worker_labels
 -- params:
 --   of_request  NULL  the request; NULL: the slowest
 --   slowest     6     so many by duration, and as many by time to first token
@@ -68,7 +68,7 @@ SELECT p.deployment, p.request, p.place, p.chosen_by, p.phase, p.detail, p.worke
   CASE
     WHEN p.worker IS NULL THEN 'on the way'
     WHEN w.role IS NULL THEN coalesce(w.name, p.worker)
-    WHEN w.name IS NULL OR w.name = w.role THEN w.role
+    WHEN w.name IS NULL OR w.name = w.role THEN coalesce(l.label, w.role)
     ELSE w.name || ' (' || w.role || ')'
   END AS lane,
   p.start_ns, p.end_ns,
@@ -84,4 +84,5 @@ SELECT p.deployment, p.request, p.place, p.chosen_by, p.phase, p.detail, p.worke
   'B' AS level
 FROM piece AS p
 LEFT JOIN workers AS w ON w.worker = p.worker
+LEFT JOIN worker_labels AS l ON l.worker = p.worker
 QUALIFY p.length_place <= pieces

@@ -65,7 +65,7 @@ def sentence(rows: pl.DataFrame) -> str | None:
         where = (
             "" if called.height == lost.height else f" on {called.height} of {lost.height} workers"
         )
-        said += f"; only stalls that can be called have an instant{where}, of {numbers.seconds(called['total_lost_s'].sum())} in all there"
+        said += f"; only stalls that can be called have an instant{where}, of {numbers.seconds(_theme.total(called, 'total_lost_s'))} in all there"
     return said + "."
 
 

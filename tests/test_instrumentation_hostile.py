@@ -11,8 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx
 import pytest
+import uvicorn
 from recorded import PARENT, SPAN, TRACE, Kept, attributes
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
@@ -20,7 +22,15 @@ from starlette.routing import Route
 
 import pdtrace
 from pdtrace import instrumentation as pdt
-from pdtrace.instrumentation import aiohttp_client, answers, api, asgi, httpx_calls, sdk
+from pdtrace.instrumentation import (
+    aiohttp_client,
+    answers,
+    api,
+    asgi,
+    httpx_calls,
+    sdk,
+    uvicorn_server,
+)
 from pdtrace.instrumentation.files import OtlpFiles
 from pdtrace.instrumentation.recorder import BATCH_REQUESTS, WAITING_BYTES, Recorder
 from pdtrace.instrumentation.requests import Request
@@ -220,3 +230,26 @@ def test_a_hop_of_aiohttp_lasts_to_the_last_byte_and_has_no_password(kept: Kept)
     (hop,) = kept.named("pdtrace.dispatch")
     assert int(hop["endTimeUnixNano"]) - int(hop["startTimeUnixNano"]) >= 25_000_000
     assert attributes(hop)["pdtrace.router.worker"].startswith("127.0.0.1:")
+
+
+def test_who_kept_a_wrapper_beyond_uninstrument_gets_a_whole_object() -> None:
+    aiohttp_client.instrument()
+    uvicorn_server.instrument()
+    make, load = aiohttp.ClientSession.__init__, uvicorn.Config.load
+    aiohttp_client.uninstrument()
+    uvicorn_server.uninstrument()
+
+    async def run() -> bool:
+        session = aiohttp.ClientSession.__new__(aiohttp.ClientSession)
+        make(session)
+        await session.close()
+        return session.closed
+
+    assert asyncio.run(run())
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        """Serves nothing."""
+
+    config = uvicorn.Config(app, lifespan="off", interface="asgi3", log_config=None)
+    load(config)
+    assert not isinstance(config.loaded_app, asgi.PdtraceMiddleware)

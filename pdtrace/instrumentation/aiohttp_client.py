@@ -22,13 +22,14 @@ from pdtrace.instrumentation.requests import Hop, current, quietly
 
 _log = logging.getLogger("pdtrace.instrumentation")
 _original: Callable[..., None] | None = None
+_theirs: Callable[..., None] = aiohttp.ClientSession.__init__  # what ours goes on to, for good
 
 
 def instrument() -> None:
     """Give every new session our trace configuration; a second call changes nothing."""
-    global _original
+    global _original, _theirs
     if _original is None:
-        _original = aiohttp.ClientSession.__init__
+        _original = _theirs = aiohttp.ClientSession.__init__
         aiohttp.ClientSession.__init__ = _init  # type: ignore[method-assign]
 
 
@@ -41,11 +42,9 @@ def uninstrument() -> None:
 
 
 def _init(self: aiohttp.ClientSession, *args: Any, **options: Any) -> None:
-    original = _original
-    if original is None:
-        return
-    options["trace_configs"] = [*(options.get("trace_configs") or ()), trace_config()]
-    original(self, *args, **options)
+    if _original is not None:  # else somebody kept this function beyond uninstrument()
+        options["trace_configs"] = [*(options.get("trace_configs") or ()), trace_config()]
+    _theirs(self, *args, **options)
 
 
 def trace_config() -> aiohttp.TraceConfig:

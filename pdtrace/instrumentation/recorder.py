@@ -172,7 +172,7 @@ class Recorder:
                     thread.start()
                 except (
                     RuntimeError
-                ):  # no more threads, or (since 3.12) the interpreter is going down
+                ):  # no more threads, or (in Python 3.12) the interpreter is going down
                     self._thread = None
 
     def _run(self) -> None:

@@ -12,13 +12,14 @@ import uvicorn
 from pdtrace.instrumentation.asgi import PdtraceMiddleware
 
 _original: Callable[[uvicorn.Config], None] | None = None
+_theirs: Callable[[uvicorn.Config], None] = uvicorn.Config.load  # what ours goes on to, for good
 
 
 def instrument() -> None:
     """Wrap what `uvicorn.Config.load` loads; a second call changes nothing."""
-    global _original
+    global _original, _theirs
     if _original is None:
-        _original = uvicorn.Config.load
+        _original = _theirs = uvicorn.Config.load
         uvicorn.Config.load = _load  # type: ignore[method-assign]
 
 
@@ -31,7 +32,8 @@ def uninstrument() -> None:
 
 
 def _load(self: uvicorn.Config) -> None:
-    if _original is not None:
-        _original(self)
+    _theirs(self)
+    if _original is None:  # somebody kept this function beyond uninstrument()
+        return
     # Other interfaces (wsgi, asgi2) have been adapted to ASGI 3 by now.
     self.loaded_app = PdtraceMiddleware(self.loaded_app)

@@ -28,6 +28,7 @@ from pdtrace.instrumentation import (
     api,
     asgi,
     httpx_calls,
+    httpx_client,
     sdk,
     uvicorn_server,
 )
@@ -253,3 +254,33 @@ def test_who_kept_a_wrapper_beyond_uninstrument_gets_a_whole_object() -> None:
     config = uvicorn.Config(app, lifespan="off", interface="asgi3", log_config=None)
     load(config)
     assert not isinstance(config.loaded_app, asgi.PdtraceMiddleware)
+
+
+def test_a_redirected_call_is_two_requests_and_no_abort(kept: Kept) -> None:
+    async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for head in (
+            b"307 x\r\nlocation: /b/v1/completions",
+            b"200 OK\r\ncontent-type: application/json",
+        ):
+            await reader.readuntil(b"}")
+            writer.write(b"HTTP/1.1 " + head + b"\r\ncontent-length: 2\r\n\r\n{}")
+        await writer.drain()
+        writer.close()
+
+    async def run() -> int:
+        server = await asyncio.start_server(served, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, httpx.AsyncClient(follow_redirects=True) as client:
+            url = f"http://127.0.0.1:{port}/a/v1/completions"
+            return (await client.post(url, json={"model": "m"})).status_code
+
+    httpx_client.instrument()
+    try:
+        assert asyncio.run(run()) == 200
+    finally:
+        httpx_client.uninstrument()
+    pdt.flush()
+    told = [attributes(span) for span in kept.named("pdtrace.request")]
+    assert [one["http.response.status_code"] for one in told] == ["307", "200"]
+    assert [one["gen_ai.request.model"] for one in told] == ["m", "m"]
+    assert not any("pdtrace.aborted" in one for one in told)

@@ -116,8 +116,10 @@ class _Call:
         self.own.set(**{"server.address": request.url.host})
         self.own.inject(request.headers)
         self.answer = answers.Answer(self.own, request.url.path)
-        if whole and len(request.content) <= answers.KEPT_BODY_BYTES:
-            self.own.later.append(partial(answers.asked, self.own, request.content))
+        # Not `content`: the call after a redirect has the stream only.
+        body = b"".join(request.stream) if whole else b""
+        if body and len(body) <= answers.KEPT_BODY_BYTES:
+            self.own.later.append(partial(answers.asked, self.own, body))
 
     def answered(self, response: Any) -> None:
         """Status and kind of the answer."""

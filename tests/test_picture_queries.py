@@ -235,3 +235,9 @@ def test_two_workers_without_names_have_a_lane_each(stalled: Store) -> None:
     ])  # fmt: skip
     lanes = stalled.query("request_waterfall", of_request="a").sort("start_ns")["lane"].to_list()
     assert lanes == ["decode-1", "decode-2"]
+
+
+def test_workers_of_one_name_are_not_one_worker(store: Store) -> None:
+    store.append("workers", [{"worker": w, "deployment": "d", "name": "engine", "role": "decode"} for w in "xy"])  # fmt: skip
+    store.append("steps", [{"worker": w, "seq": 1, "start_ns": 0, "elapsed_ns": MS, "decode_requests": 1, "prefill_requests": 0, "prefill_tokens": 0} for w in "xy"])  # fmt: skip
+    assert sorted(store.query("step_batches")["worker_name"]) == ["decode-1", "decode-2"]

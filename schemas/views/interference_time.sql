@@ -4,13 +4,13 @@
 -- token times (B: only stalls large enough to be called, so less than the total). Level C knows no instants.
 --
 -- grain:   one row per (deployment, worker, stretch of time); stretches without loss are zeros
--- needs:   interference_by_worker, interference_step_losses, interference_events, workers, request_values
+-- needs:   interference_by_worker, interference_step_losses, interference_events, worker_labels, request_values
 -- params:
 --   bins  120  stretches
 -- columns:
 --   deployment      VARCHAR      deployment
 --   worker          VARCHAR      the worker
---   worker_name     VARCHAR      its name
+--   worker_name     VARCHAR      its short name, unique in the deployment
 --   start_ns        BIGINT   ns  start of the stretch
 --   end_ns          BIGINT   ns  its end
 --   lost_s          DOUBLE   s   decode seconds lost in it, summed over the requests held up
@@ -67,7 +67,7 @@ binned AS (
   FROM numbered
   GROUP BY worker, bin
 )
-SELECT c.deployment, c.worker, n.name AS worker_name,
+SELECT c.deployment, c.worker, n.label AS worker_name,
   c.first_ns + CAST(c.bin * c.length_ns / bins AS BIGINT) AS start_ns,
   c.first_ns + CAST((c.bin + 1) * c.length_ns / bins AS BIGINT) AS end_ns,
   coalesce(b.lost_s, 0) AS lost_s, coalesce(b.losses, 0) AS losses,
@@ -76,4 +76,4 @@ SELECT c.deployment, c.worker, n.name AS worker_name,
   c.total_lost_s, c.level
 FROM cell AS c
 LEFT JOIN binned AS b ON b.worker = c.worker AND b.bin = c.bin
-LEFT JOIN workers AS n ON n.worker = c.worker
+LEFT JOIN worker_labels AS n ON n.worker = c.worker

@@ -4,11 +4,11 @@
 -- either are put together in ranges that double, so that a run of any length gives few rows.
 --
 -- grain:   one row per (deployment, worker, class, range of decoding requests, range of prompt tokens)
--- needs:   step_kinds, workers
+-- needs:   step_kinds, worker_labels
 -- columns:
 --   deployment       VARCHAR      deployment
 --   worker           VARCHAR      the worker
---   worker_name      VARCHAR      its name
+--   worker_name      VARCHAR      its short name, unique in the deployment
 --   class            VARCHAR      decode_only, mixed or prefill_only (view step_kinds)
 --   steps            BIGINT       steps in the cell
 --   decode_requests  DOUBLE       mean number of requests that decoded in them
@@ -52,7 +52,7 @@ cell AS (
   FROM ranged
   GROUP BY deployment, worker, class, decode_range, prefill_range
 )
-SELECT c.deployment, c.worker, w.name AS worker_name, c.class, c.steps,
+SELECT c.deployment, c.worker, w.label AS worker_name, c.class, c.steps,
   c.decode_requests, c.prefill_tokens, c.p50_ms, c.p90_ms, c.max_ms, c.total_s, c.decode_wait_s,
   sum(c.total_s) OVER (PARTITION BY c.deployment) AS worker_s,
   k.class_p50_ms, k.class_steps,
@@ -61,4 +61,4 @@ SELECT c.deployment, c.worker, w.name AS worker_name, c.class, c.steps,
 FROM cell AS c
 JOIN class_of AS k ON k.worker IS NOT DISTINCT FROM c.worker AND k.class = c.class
   AND k.deployment IS NOT DISTINCT FROM c.deployment
-LEFT JOIN workers AS w ON w.worker = c.worker
+LEFT JOIN worker_labels AS w ON w.worker = c.worker

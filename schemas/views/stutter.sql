@@ -6,7 +6,7 @@
 -- are many, only every n-th (kept_one_in).
 --
 -- grain:   one row per mark: a prefill, a token, or a stall
--- needs:   interference_events, interference_gaps, streams, legs, requests, phases, workers
+-- needs:   interference_events, interference_gaps, streams, legs, requests, phases, worker_labels
 -- params:
 --   on_worker  NULL    the worker to show; NULL: the one that lost most
 --   from_ns    NULL    start of the stretch; NULL: where most was lost
@@ -16,7 +16,7 @@
 -- columns:
 --   deployment     VARCHAR       deployment
 --   worker         VARCHAR       the worker
---   worker_name    VARCHAR       its name
+--   worker_name    VARCHAR       its short name, unique in the deployment
 --   kind           VARCHAR       prefill, token or stall
 --   request        VARCHAR       request whose prompt was computed, or whose token it is, or that was held up
 --   role           VARCHAR       culprit or victim: what the request is in this stretch (culprit where it is both)
@@ -35,9 +35,9 @@
 --   kept_one_in    BIGINT        every n-th token is shown
 --   level          VARCHAR       evidence level
 WITH chosen_worker AS (
-  SELECT g.worker, g.deployment, w.name, g.baseline_ms, coalesce(g.offset_ms, 0) AS offset_ms
+  SELECT g.worker, g.deployment, w.label AS name, g.baseline_ms, coalesce(g.offset_ms, 0) AS offset_ms
   FROM interference_gaps AS g
-  LEFT JOIN workers AS w ON w.worker = g.worker
+  LEFT JOIN worker_labels AS w ON w.worker = g.worker
   WHERE g.flagged AND (on_worker IS NULL OR g.worker = on_worker)
   QUALIFY row_number() OVER (PARTITION BY g.deployment ORDER BY g.lost_s DESC, g.worker) = 1
 ),

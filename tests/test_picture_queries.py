@@ -241,3 +241,15 @@ def test_workers_of_one_name_are_not_one_worker(store: Store) -> None:
     store.append("workers", [{"worker": w, "deployment": "d", "name": "engine", "role": "decode"} for w in "xy"])  # fmt: skip
     store.append("steps", [{"worker": w, "seq": 1, "start_ns": 0, "elapsed_ns": MS, "decode_requests": 1, "prefill_requests": 0, "prefill_tokens": 0} for w in "xy"])  # fmt: skip
     assert sorted(store.query("step_batches")["worker_name"]) == ["decode-1", "decode-2"]
+
+
+def test_cached_tokens_of_the_decode_side_are_not_those_of_the_prompt(store: Store) -> None:
+    store.append("requests", [
+        {"request": mode, "deployment": "d", "mode": mode, "outcome": "completed", "prompt_tokens": 100, "cached_tokens": 0, "ttft_ms": 10.0}
+        for mode in ("aggregated", "disaggregated")
+    ])  # fmt: skip
+    store.append("observations", [
+        {"request": mode, "deployment": "d", "observer": "client", "ttft_ms": 10.0, "level": "C", "basis": "reported"} for mode in ("aggregated", "disaggregated")
+    ])  # fmt: skip
+    found = dict(store.query("ttft_by_prompt").select("request", "cache").iter_rows())
+    assert found == {"aggregated": "none", "disaggregated": "unknown"}

@@ -4,7 +4,7 @@
 -- slowest 200 in any case.
 --
 -- grain:   one row per counted request with a known TTFT and prompt length, or a sample of them
--- needs:   request_values, token_dependence, observations, deployments
+-- needs:   request_values, prompt_reuse, token_dependence, observations, deployments
 -- params:
 --   points  3000  requests to give, about (200 more for the slowest)
 -- columns:
@@ -28,9 +28,11 @@
 --   follows        BOOLEAN          TTFT follows the prompt; NULL cannot tell
 --   level          VARCHAR          evidence level of the headline's TTFT
 WITH known AS (
-  SELECT deployment, request, start_ns, prompt_tokens, cached_tokens, ttft_ms, model
-  FROM request_values
-  WHERE counted AND ttft_ms IS NOT NULL AND prompt_tokens IS NOT NULL
+  -- behind a split the answer's count of cached tokens is not the prompt's
+  SELECT v.deployment, v.request, v.start_ns, v.prompt_tokens, u.cached_tokens, v.ttft_ms, v.model
+  FROM request_values AS v
+  LEFT JOIN prompt_reuse AS u ON u.request = v.request
+  WHERE v.counted AND v.ttft_ms IS NOT NULL AND v.prompt_tokens IS NOT NULL
 ),
 size AS (
   SELECT deployment, count(*) AS requests, count(cached_tokens) AS cache_known,

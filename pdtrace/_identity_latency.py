@@ -54,12 +54,13 @@ def build(store: Store) -> None:
     legs = with_fronts(legs, _carried(store, legs))
     observers = {name: observed(legs, name) for name in OBSERVERS}
     requests = gathered(legs, observers)
+    found = _found_for_prompts(legs)
     # What nobody reads any more is let go: of a million requests these columns are a gigabyte.
     legs = legs.select(_JUDGED)
     observers = {name: timed(o.select(_TOLD), requests) for name, o in observers.items()}
     requests = _told_by_routers(store, requests)
     requests = _attempts(store, requests, legs)
-    requests = with_mode(requests)
+    requests = _cached_for_prompts(with_mode(requests), found)
     halves = lone_halves(legs, requests)
     observers["engine"] = _without_wholes(observers["engine"], halves)
     inferred = pl.concat([inferred, halves.filter("new").select(inferred.columns)])
@@ -278,6 +279,32 @@ def with_mode(requests: pl.DataFrame) -> pl.DataFrame:
         pl.coalesce("prefill_worker", ran_on).alias("prefill_worker"),
         pl.coalesce("decode_worker", ran_on).alias("decode_worker"),
     ).drop("chosen", "ran_on", "ran")
+
+
+def _found_for_prompts(legs: pl.DataFrame) -> pl.DataFrame:
+    """Cached tokens of the prompt (r, of_prompt) as who computed it says, else what a router saw of its answer."""
+    engine = pl.col("observer") == "engine"
+    known = legs.filter(
+        pl.col("cached_tokens").is_not_null()
+        & ((engine & pl.col("duty").ne_missing("decode")) | (pl.col("observer") == "router"))
+    )
+    return known.group_by("r").agg(
+        pl.coalesce(
+            pl.col("cached_tokens").filter(engine).max(),
+            pl.col("cached_tokens").filter(~engine).max(),
+        ).alias("of_prompt")
+    )
+
+
+def _cached_for_prompts(requests: pl.DataFrame, found: pl.DataFrame) -> pl.DataFrame:
+    """Behind a split the answer is the decode side's: its count (0, or all that was pulled) is not the prompt's."""
+    split = pl.col("mode") == "disaggregated"
+    if not requests.select((split & pl.col("cached_tokens").is_not_null()).any()).item():
+        return requests
+    joined = requests.join(found, on="r", how="left", maintain_order="left")
+    return joined.with_columns(
+        pl.when(split).then("of_prompt").otherwise("cached_tokens").alias("cached_tokens")
+    ).drop("of_prompt")
 
 
 def _halves(requests: pl.DataFrame, pairs: pl.Expr) -> list[str]:

@@ -109,7 +109,9 @@ def fleet() -> Fleet:
     return Fleet()
 
 
-def router_pd(fleet: Fleet, run: str, at: float, trace: str, ident: str, path: str) -> None:
+def router_pd(
+    fleet: Fleet, run: str, at: float, trace: str, ident: str, path: str, found: int | None = 7
+) -> None:
     """One request through router, hops, P and D; span ids are the run's own, trace and request id are not."""
     r, p, d = f"instance:r{run}", f"instance:p{run}", f"instance:d{run}"
     kw: dict[str, Any] = {"trace_id": trace, "path": path}
@@ -161,7 +163,7 @@ def router_pd(fleet: Fleet, run: str, at: float, trace: str, ident: str, path: s
         external_id=ident,
         output_tokens=1,
         prompt_tokens=100,
-        cached_tokens=7,
+        cached_tokens=found,
         **kw,
     )
     fleet.leg(
@@ -180,6 +182,18 @@ def router_pd(fleet: Fleet, run: str, at: float, trace: str, ident: str, path: s
         cached_tokens=96,
         **kw,
     )
+
+
+def test_the_answer_behind_a_split_does_not_tell_what_the_prompt_found_in_a_cache(
+    fleet: Fleet,
+) -> None:
+    router_pd(fleet, "1", 0, "t", "x-1", "run/a.json", found=None)
+    fleet.leg(
+        "C1", "client", "instance:c", -0.01, 2.01, first=0.61, span_id="client", trace_id="t",
+        path="run/a.json", external_id="x-1", cached_tokens=96,
+    )  # fmt: skip
+    row = only(fleet.run())
+    assert (row["mode"], row["cached_tokens"]) == ("disaggregated", None)
 
 
 def test_router_prefill_and_decode_are_one_disaggregated_request(fleet: Fleet) -> None:

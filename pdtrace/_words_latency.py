@@ -5,7 +5,13 @@ from __future__ import annotations
 from pdtrace._words import Row, Words, of_ttft, phase, sentence, wait_spread
 from pdtrace.numbers import count, duration, plural, seconds, share
 
-PROMPT_ADVICE = "prefix caching or shorter contexts before splitting prefill and decode"
+
+def prompt_advice(row: Row) -> str:
+    """What to try where first tokens follow the prompt; a split that is there already is not advised against."""
+    advice = "prefix caching or shorter contexts"
+    return advice if row["split"] else f"{advice} before splitting prefill and decode"
+
+
 SURE = 0.3  # a rank correlation surely above it is one to speak of (view token_dependence)
 
 
@@ -122,7 +128,7 @@ def _first_token_advice(row: Row) -> tuple[str, ...]:
     if top in {"queue", "router"}:
         return ("load and admission: requests wait before any of their tokens is computed",)
     if row["prompt_driven"]:
-        return (PROMPT_ADVICE,)
+        return (prompt_advice(row),)
     if top == "unattributed":
         return ("tracing the hop in front of the engine: nobody accounts for this time",)
     return ()

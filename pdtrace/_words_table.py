@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pdtrace._words import Row, sentence
-from pdtrace._words_latency import PROMPT_ADVICE
+from pdtrace._words_latency import prompt_advice
 from pdtrace.numbers import count, duration, plural
 
 if TYPE_CHECKING:
@@ -58,10 +58,10 @@ def _late(deployment: Deployment, row: Row) -> str:
     if row["prompt_driven"] and row["cached_known"] and (row["cached_ratio"] or 0) > 0:
         return (
             "First-token time on long prompts that were not in the cache is the problem: reuse more of them "
-            f"(try {PROMPT_ADVICE})."
+            f"(try {prompt_advice(row)})."
         )
     if row["prompt_driven"]:
-        return f"First-token time on long prompts is the problem: try {PROMPT_ADVICE}."
+        return f"First-token time on long prompts is the problem: try {prompt_advice(row)}."
     slow = f"First tokens were late on {row['requests']:,} of {plural(row['measured'], 'request')}"
     if not row["prompts_known"]:
         return f"{slow}; prompt lengths are not in these data: add input tokens to tell long prompts from waiting."

@@ -84,6 +84,7 @@ def test_slow_first_tokens_name_their_phase_and_whether_prompts_explain_them(con
     assert (row["top_phase"], row["grown_phase"]) == ("prefill", "prefill")
     assert row["grown_ratio"] == pytest.approx(1)
     assert (row["prompt_driven"], row["slow_long_input"], row["other_long_input"]) == (True, 5, 0)
+    assert row["split"] is False
     assert row["prompt_slope_ms"] == pytest.approx(112, rel=0.02)
     assert row["severity"] == "warning"
     assert {c["request"] for c in row["culprits"]} == {"r0", "r4", "r8", "r12", "r16"}

@@ -21,6 +21,7 @@ def first(**values: Any) -> dict[str, Any]:
         "grown_phase": None, "grown_ratio": None, "prompt_rho": 0.9, "prompt_rho_low": 0.7, "prompt_rho_high": 0.97,
         "prompt_pairs": 20, "prompt_slope_ms": 494.0, "prompt_driven": True, "cached_known": False, "prompts_known": 20,
         "slow_long_input": 6, "other_long_input": 0, "culprits": [{"request": "r3", "value": 4110.0}],
+        "split": False,
     }  # fmt: skip
     return row | values
 
@@ -51,6 +52,13 @@ def test_a_link_to_the_prompt_is_claimed_only_as_far_as_it_is_shown(
     row: dict[str, Any], said: str
 ) -> None:
     assert said in slow_first_token(row).detail
+
+
+def test_nobody_who_has_split_is_told_to_wait_with_splitting() -> None:
+    assert "before splitting" in slow_first_token(first()).suggestions[0]
+    assert slow_first_token(first(split=True)).suggestions == (
+        "prefix caching or shorter contexts",
+    )
 
 
 def test_prefix_caching_is_advised_only_where_prompts_drive() -> None:

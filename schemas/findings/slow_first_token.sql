@@ -56,6 +56,7 @@
 --   slow_prompt_tokens  DOUBLE  tokens  median prompt of the slow requests; NULL unknown
 --   other_prompt_tokens  DOUBLE  tokens  median prompt of the others; NULL unknown
 --   cached_ratio      DOUBLE     1  cached tokens over prompt tokens, where both are known; NULL unknown
+--   split             BOOLEAN    some requests decoded on another worker than their prompt was computed on
 WITH marked_request AS (
   SELECT m.*, slo_ttft_ms IS NOT NULL AS limit_given,
     m.ttft_ms - CASE WHEN slo_ttft_ms IS NULL THEN m.ttft_typical_ms ELSE m.ttft_limit_ms END
@@ -116,6 +117,7 @@ deployment_latency AS (
     count(*) FILTER (slow_first_token AND long_input) AS slow_long_input,
     count(*) FILTER (NOT slow_first_token AND long_input) AS other_long_input,
     count(prompt_tokens) AS prompts_known,
+    coalesce(bool_or(decode_worker <> prefill_worker), false) AS split,
     list_sort(list_distinct(list(prefill_worker) FILTER (
       slow_first_token AND prefill_worker IS NOT NULL
     ))) AS workers,
@@ -174,7 +176,7 @@ SELECT j.deployment,
   coalesce(b.phases, []) AS bounded_phases,
   prompt_rho, prompt_rho_low, prompt_rho_high, prompt_pairs, prompt_slope_ms, prompt_driven,
   cached_known, slow_long_input, other_long_input, models, prompts_known, slow_prompt_tokens,
-  other_prompt_tokens, cached_ratio
+  other_prompt_tokens, cached_ratio, split
 FROM judged AS j
 LEFT JOIN leading_phases AS f ON f.deployment IS NOT DISTINCT FROM j.deployment
 LEFT JOIN bounded AS b ON b.deployment IS NOT DISTINCT FROM j.deployment

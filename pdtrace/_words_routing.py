@@ -65,7 +65,7 @@ def _load(row: Row) -> str | None:
             f"Of {plural(row['workers_seen'], 'worker')} that compute prompts the busiest got "
             f"{_spread(row, 'requests')} the mean of requests"
             + (
-                f", {_spread(row, 'tokens')} of uncached prompt tokens"
+                f", {_spread(row, 'tokens')} of prompt tokens less cached ones where known"
                 if row["tokens_over_mean"] is not None
                 else ""
             )

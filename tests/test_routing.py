@@ -115,6 +115,18 @@ def test_a_moved_turn_loses_at_most_what_the_worker_before_had(con: Store) -> No
 # -- load ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("cached", "total"), [((None, None), 2000), ((200, 0), 1800), ((200, None), None)]
+)
+def test_prompt_tokens_to_compute_are_summed_where_known_of_all_or_of_none(
+    con: Store, cached: tuple[int | None, int | None], total: float | None
+) -> None:
+    workers(con, "a", "b")
+    con.append("requests", [request(n, cached_tokens=found) for n, found in enumerate(cached)])
+    rows = {r["measure"]: r["total"] for r in con.query("load_spread").to_dicts()}
+    assert rows.get("tokens") == total
+
+
 def test_the_load_is_compared_by_requests_tokens_and_seconds(con: Store) -> None:
     workers(con, "a", "b", "c")
     con.append("requests", [request(n, prefill_worker="a" if n < 30 else "b", decode_worker="a" if n < 30 else "b",

@@ -1,11 +1,12 @@
 -- load_spread: how evenly the workers of a role were loaded, by several measures.
 --
 -- Side prefill: the worker that computed the prompt (where one worker does both: both); side decode:
--- the worker that decoded, where another did. Tokens: prompt tokens not found in a cache (prefill),
--- output tokens (decode). Seconds: time that requests spent in prefill or decode there: a slow worker
--- has more of them for the same work. Workers of the role that got nothing count with 0. A measure
--- that is unknown for any request is left out. The interval of over_mean is that of a share of a sum
--- (linearised variance over requests): would another such period show it.
+-- the worker that decoded, where another did. Tokens: prompt tokens not found in a cache (prefill; all
+-- of them where that is known of no request of the deployment), output tokens (decode). Seconds: time
+-- that requests spent in prefill or decode there: a slow worker has more of them for the same work.
+-- Workers of the role that got nothing count with 0. A measure that is unknown for any request is left
+-- out. The interval of over_mean is that of a share of a sum (linearised variance over requests):
+-- would another such period show it.
 --
 -- grain:   one row per (deployment, side, measure) with at least two workers
 -- needs:   requests, workers, phase_by_request
@@ -52,7 +53,10 @@ served AS (
 ),
 side_request AS (
   SELECT r.deployment, 'prefill' AS side, r.prefill_worker AS worker,
-    (r.prompt_tokens - coalesce(r.cached_tokens, 0))::DOUBLE AS tokens,
+    (r.prompt_tokens
+      -- known of some requests only: no sum; of none: whole prompts, and the words say so
+      - CASE WHEN count(r.cached_tokens) OVER (PARTITION BY r.deployment) = 0 THEN 0
+        ELSE r.cached_tokens END)::DOUBLE AS tokens,
     CASE WHEN r.decode_worker IS DISTINCT FROM r.prefill_worker AND r.decode_worker IS NOT NULL
       THEN s.prefill_s ELSE s.prefill_s + coalesce(s.decode_s, 0) END AS seconds,
     r.decode_worker IS DISTINCT FROM r.prefill_worker AND r.decode_worker IS NOT NULL AS split

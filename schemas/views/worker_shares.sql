@@ -31,7 +31,10 @@ WITH served AS (
 ),
 side_request AS (
   SELECT r.deployment, 'prefill' AS side, r.prefill_worker AS worker,
-    (r.prompt_tokens - coalesce(r.cached_tokens, 0))::DOUBLE AS tokens,
+    (r.prompt_tokens
+      -- known of some requests only: no sum; of none: whole prompts, and the words say so
+      - CASE WHEN count(r.cached_tokens) OVER (PARTITION BY r.deployment) = 0 THEN 0
+        ELSE r.cached_tokens END)::DOUBLE AS tokens,
     CASE WHEN r.decode_worker IS DISTINCT FROM r.prefill_worker AND r.decode_worker IS NOT NULL
       THEN s.prefill_s ELSE s.prefill_s + coalesce(s.decode_s, 0) END AS seconds
   FROM requests AS r

@@ -115,6 +115,19 @@ def test_the_commands_in_the_readme_are_understood(readme: str) -> None:
         assert known.issuperset(options), line
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_the_commands_on_every_page_are_understood(page: Path) -> None:
+    for line in commands_shown(page.read_text("utf-8")):
+        name, *words = shlex.split(line.partition(" -- ")[0])
+        if name == "--help":
+            continue
+        assert name in cli.commands, line
+        known = {option for p in cli.commands[name].params for option in p.opts}
+        assert known.issuperset(word for word in words if word.startswith("-") and word != "-"), (
+            line
+        )
+
+
 def test_the_pictures_show_no_machine_and_need_no_network() -> None:
     pictures = ROOT / "docs" / "pictures"
     if not pictures.is_dir():

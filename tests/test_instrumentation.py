@@ -403,12 +403,13 @@ def pdt_files(folder: Path) -> Any:
     return OtlpFiles(folder, api.resource("test", "aggregated"))
 
 
+@pytest.mark.parametrize("ratio", ["many", "nan"])
 def test_the_environment_sets_what_the_call_leaves_open(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ratio: str
 ) -> None:
     monkeypatch.setenv("PDTRACE_FOLDER", str(tmp_path / "there"))
     monkeypatch.setenv("PDTRACE_ROLE", "prefill")
-    monkeypatch.setenv("PDTRACE_RATIO", "many")
+    monkeypatch.setenv("PDTRACE_RATIO", ratio)
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.pod.name=p0,broken")
     pdtrace.instrument()

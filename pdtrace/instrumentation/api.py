@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import socket
 import sys
@@ -238,7 +239,10 @@ def _number(given: float | None, variable: str, default: Any) -> Any:
     if given is not None or not text:
         return default if given is None else given
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
+        number = math.nan
+    if math.isnan(number):
         _log.warning("pdtrace: %s=%s is no number; it is left out", variable, text)
         return default
+    return number

@@ -51,7 +51,7 @@ SWITCHES = {
     "engine_steps": "DYN_FPM_TRACE=1 and DYN_FPM_MODE=full",
     "engine_counters": "scrape DYN_SYSTEM_PORT/metrics of each worker once a second",
     "kv_usage": "scrape DYN_SYSTEM_PORT/metrics of each worker once a second",
-    "cached_tokens": "DYN_REQUEST_TRACE=1",
+    "cached_tokens": "DYN_REQUEST_TRACE=1 where one worker does prefill and decode; behind a split no record up to 1.6 is known to state what the prefill side found",
     "input_tokens": "DYN_REQUEST_TRACE=1, or OTEL_EXPORT_ENABLED=true",
     "output_tokens": "DYN_REQUEST_TRACE=1, or OTEL_EXPORT_ENABLED=true",
     "session": "send x-dynamo-session-id and turn on DYN_REQUEST_TRACE=1",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from pdtrace import __version__, _report_parts, pictures
+from pdtrace import __version__, _report_parts, outputs, pictures
 from pdtrace._report_parts import escaped, tag
 from pdtrace.diagnose import diagnose
 from pdtrace.errors import PdtraceError
@@ -104,17 +104,8 @@ def check_target(target: Path, *, force: bool) -> None:
 
 def put(target: Path, page: str) -> None:
     """Write a page; it appears under its name only when it is whole. Raises PdtraceError."""
-    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        draft.write_text(page, "utf-8")
-        draft.replace(target)
-    except OSError as error:
-        raise PdtraceError(
-            f"{shown(str(target))}: cannot be written: {error.strerror}",
-            "give -o a place that you may write to",
-        ) from error
-    finally:
-        draft.unlink(missing_ok=True)
+    with outputs.writing(str(target), force=True) as stream:
+        stream.write(page.encode())
 
 
 def page_of(diagnosis: Diagnosis, drawn: Sequence[Sequence[Picture]], vega: str) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import polars as pl
 import pytest
+from recorded import Kept
 
+import pdtrace
 from pdtrace import library
 from pdtrace.inputs import expand
 from pdtrace.sink import Account, Reading, SourceSink
@@ -16,6 +19,9 @@ from pdtrace.store import Store
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+CHROMIUM = Path("/usr/bin/chromium")
+QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync")  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,6 +46,27 @@ def store() -> Store:
     store = Store()
     store.install()
     return store
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A running Chromium; the test is skipped where there is none."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    if not CHROMIUM.exists():
+        pytest.skip("no Chromium here")
+    with sync_api.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=str(CHROMIUM), args=list(QUIET))
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def kept() -> Iterator[Kept]:
+    """What instrumented code records meanwhile."""
+    exporter = Kept()
+    pdtrace.instrument(exporter=exporter)
+    yield exporter
+    pdtrace.uninstrument()
 
 
 # What the partition sums up itself, for phases written by hand.

@@ -39,14 +39,6 @@ MS = 1_000_000
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
 
 
-@pytest.fixture
-def kept() -> Iterator[Kept]:
-    exporter = Kept()
-    pdtrace.instrument(exporter=exporter)
-    yield exporter
-    pdtrace.uninstrument()
-
-
 @pytest.mark.parametrize("step_s", [3600, -3600])
 def test_a_clock_step_moves_requests_not_durations(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, step_s: int

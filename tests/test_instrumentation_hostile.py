@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-import pdtrace
 from pdtrace import instrumentation as pdt
 from pdtrace.instrumentation import (
     aiohttp_client,
@@ -37,14 +35,6 @@ from pdtrace.instrumentation.recorder import BATCH_REQUESTS, WAITING_BYTES, Reco
 from pdtrace.instrumentation.requests import Request
 
 HALF = "\ud800"  # half a surrogate pair: JSON may name it, UTF-8 has no bytes for it
-
-
-@pytest.fixture
-def kept() -> Iterator[Kept]:
-    exporter = Kept()
-    pdtrace.instrument(exporter=exporter)
-    yield exporter
-    pdtrace.uninstrument()
 
 
 def test_a_retry_count_that_only_looks_like_a_number(kept: Kept) -> None:

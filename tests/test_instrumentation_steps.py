@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,6 @@ from pdtrace.api import Trace
 from pdtrace.instrumentation import api
 from pdtrace.instrumentation import engine_steps as room
 from pdtrace.instrumentation.files import OtlpFiles
-
-
-@pytest.fixture
-def kept() -> Iterator[Kept]:
-    exporter = Kept()
-    pdtrace.instrument(exporter=exporter)
-    yield exporter
-    pdtrace.uninstrument()
 
 
 def test_steps_are_written_in_runs(kept: Kept) -> None:

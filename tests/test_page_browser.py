@@ -6,7 +6,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from importlib.resources import as_file, files
-from pathlib import Path
 from typing import Any
 
 import altair as alt
@@ -23,10 +22,6 @@ from pdtrace.report import Vega
 from pdtrace.selection import Filter
 from pdtrace.store import Store
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-CHROMIUM = Path("/usr/bin/chromium")
-QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync")  # fmt: skip
 READY = 'html[data-state="ready"]'
 
 
@@ -50,19 +45,7 @@ STAND_IN = pictures.View(
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if not CHROMIUM.exists():
-        pytest.skip("no Chromium here")
-    with sync_api.sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=str(CHROMIUM), args=list(QUIET))
-        yield running
-        running.close()
-
-
-@pytest.fixture(scope="module")
-def scripts() -> Iterator[Vega]:
-    if not CHROMIUM.exists():
-        pytest.skip("no Chromium here")
+def scripts(browser: Any) -> Iterator[Vega]:
     with vega() as made:
         text = made.text()
         made.text = lambda: text  # type: ignore[method-assign]

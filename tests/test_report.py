@@ -6,7 +6,6 @@ import base64
 import json
 import re
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,6 @@ NASTY = (
     "<!--",
     "a" * 50,
 )
-CHROMIUM = Path("/usr/bin/chromium")
-QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -159,17 +155,6 @@ def test_only_a_report_is_replaced_and_only_when_told(tmp_path: Path) -> None:
 
 
 # --- in a browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api")
-    if not CHROMIUM.exists():
-        pytest.skip("no Chromium here")
-    with sync_api.sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=str(CHROMIUM), args=list(QUIET))
-        yield running
-        running.close()
 
 
 class Visit:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 import gc
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -94,14 +93,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     for room in (requests, engine_steps):
         monkeypatch.setattr(room, "time_ns", lambda: 1_796_000_000 * 1000 * MS + made.now)
     return made
-
-
-@pytest.fixture
-def kept() -> Iterator[Kept]:
-    exporter = Kept()
-    pdtrace.instrument(exporter=exporter)
-    yield exporter
-    pdtrace.uninstrument()
 
 
 @pytest.fixture

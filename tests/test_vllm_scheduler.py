@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,14 +22,6 @@ from pdtrace.instrumentation.request_ids import of_answer, of_vllm_engine
 from pdtrace.instrumentation.vllm import book, scheduler
 
 MS = 1_000_000
-
-
-@pytest.fixture
-def kept() -> Iterator[Kept]:
-    exporter = Kept()
-    pdtrace.instrument(exporter=exporter)
-    yield exporter
-    pdtrace.uninstrument()
 
 
 @pytest.fixture

@@ -155,7 +155,7 @@ def test_nothing_of_a_request_is_left_behind(kept: Kept) -> None:
         with pdt.request(request_id="left") as request:
             with request.phase("prefill"), request.dispatch() as hop:
                 hop.inject({})
-            request.later.append(lambda: request.attributes.update(seen=1))
+            request.put_off(lambda: request.attributes.update(seen=1))
             request.choice(2).token()
 
     for _ in range(50):
@@ -198,7 +198,7 @@ def test_a_very_long_stream_stays_bounded(kept: Kept) -> None:
     count = encode.MAX_EMISSIONS + 5000
     request = pdt.request(emission="chunk")
     events = EventStream(request)
-    request.later.append(events.settle)
+    request.put_off(events.settle)
     for _ in range(count):
         events.feed(EVENT)
     assert len(events._head) + len(events._tail) < 10  # texts are not kept

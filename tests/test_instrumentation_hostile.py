@@ -137,7 +137,7 @@ def test_large_bodies_do_not_wait_in_memory() -> None:
     recorder._queue.extend(Request(recorder, None, {}) for _ in range(BATCH_REQUESTS))
     for size in (WAITING_BYTES, WAITING_BYTES + 1):
         request = Request(recorder, None, {})
-        request.later.append(partial(answers.asked, request, b" " * size))
+        request.put_off(partial(answers.asked, request, b" " * size))
         request.end()
     assert [len(one.later) for one in list(recorder._queue)[-2:]] == [1, 0]
     recorder._drain()

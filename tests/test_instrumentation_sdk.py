@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Decision, Sampler, SamplingResult
 from recorded import PARENT, SPAN, TRACE
 
 import pdtrace
@@ -123,3 +123,77 @@ def test_an_applications_sampler_that_breaks_costs_the_trace_not_the_request(
         assert hop.inject({}) == {}
         request.token()
     pdtrace.uninstrument()
+
+
+def test_choices_links_errors_and_steps_reach_the_provider(memory: InMemorySpanExporter) -> None:
+    pdtrace.instrument()
+    with pytest.raises(KeyError), pdt.request({"traceparent": PARENT}, model="m") as request:
+        request.link(PARENT)
+        request.token()
+        request.choice(1).token(3)
+        with request.phase("kv_space_wait"):
+            raise KeyError
+    loop = pdt.steps()
+    with loop.step() as step:
+        step.set(decode_requests=2)
+    loop.flush()
+    pdt.flush()
+    first, second = (
+        span
+        for index in (0, 1)
+        for span in memory.get_finished_spans()
+        if span.attributes.get("pdtrace.stream.index") == index
+    )
+    assert second.parent.span_id == first.context.span_id
+    assert (first.start_time, first.end_time) == (second.start_time, second.end_time)
+    assert second.attributes["gen_ai.usage.output_tokens"] == 3
+    for span in (first, second):
+        assert span.status.status_code is trace.StatusCode.ERROR
+        assert span.attributes["error.type"] == "KeyError"
+        assert [f"{link.context.span_id:016x}" for link in span.links] == [SPAN]
+    others = [span for span in memory.get_finished_spans() if span not in (first, second)]
+    phase, steps = sorted(others, key=lambda span: span.name)
+    assert phase.attributes["pdtrace.phase.detail"] == "kv_space_wait"
+    assert phase.status.status_code is trace.StatusCode.ERROR
+    assert steps.attributes["pdtrace.step.decode_requests"] == (2,)
+    assert steps.parent is None
+
+
+def test_what_the_sampler_does_not_want_has_no_phases_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory = InMemorySpanExporter()
+    asked: list[str] = []
+
+    class Requests(Sampler):
+        def should_sample(self, context: object, trace_id: int, name: str, *_: object, **__: object) -> SamplingResult:  # fmt: skip
+            asked.append(name)
+            keep = name != "pdtrace.request"
+            return SamplingResult(Decision.RECORD_AND_SAMPLE if keep else Decision.DROP)
+
+        def get_description(self) -> str:
+            return "all but requests"
+
+    provider = TracerProvider(sampler=Requests())
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    pdtrace.instrument()
+    with pdt.request() as request, request.phase("queue"):
+        request.token()
+    pdtrace.uninstrument()
+    assert asked == ["pdtrace.request"]
+    assert memory.get_finished_spans() == ()
+
+
+def test_a_request_that_cannot_be_told_costs_none_of_the_others(
+    memory: InMemorySpanExporter,
+) -> None:
+    pdtrace.instrument()
+    for number in range(3):
+        with pdt.request(model=str(number)) as request:
+            if number == 1:
+                request.mark("queue", "soon", None)  # type: ignore[arg-type]
+    pdt.flush()
+    told = [span.attributes["gen_ai.request.model"] for span in memory.get_finished_spans()]
+    assert told == ["0", "2"]  # each once
+    assert pdt.dropped_requests() == 1

@@ -68,7 +68,7 @@ class Answer:
         if kind.startswith("text/event-stream"):
             typed = _DELTA.get(self._kind)
             events = EventStream(self._request) if typed is None else TypedStream(self._request, typed)  # fmt: skip
-            self._request.later.append(events.settle)
+            self._request.put_off(events.settle)
             self._events = events
             self._inflate = zlib.decompressobj(47) if self._packed else None
         elif "json" in kind:
@@ -95,7 +95,7 @@ class Answer:
         body, self._body = self._body, None
         if body:
             whole = b"".join(body)
-            self._request.later.append(partial(answered, self._request, whole, self._packed))
+            self._request.put_off(partial(answered, self._request, whole, self._packed))
 
     @property
     def said_done(self) -> bool:

@@ -231,7 +231,7 @@ def token(count: int = 1) -> None:
     """A token, or `count` tokens at once, of the current request went out now."""
     mine = current()
     if mine is not None:
-        mine.stream.token(count)
+        mine.token(count)
 
 
 def _number(given: float | None, variable: str, default: Any) -> Any:

@@ -132,7 +132,7 @@ class _Call:
             return
         self._body.append(body)
         if not message.get("more_body"):
-            self.request.later.append(partial(answers.asked, self.request, b"".join(self._body)))
+            self.request.put_off(partial(answers.asked, self.request, b"".join(self._body)))
             self._body = None
 
     async def send(self, message: Message) -> None:

@@ -18,6 +18,9 @@ from pdtrace.instrumentation.engine_steps import PARTS
 from pdtrace.instrumentation.requests import Request, Stream
 
 Span = dict[str, Any]
+Pairs = dict[str, Any]  # attributes by name
+PhaseRecord = tuple[str, int, int, Mapping[str, Any], str | None]  # name, start, end, ...
+STARTED = "_span"  # key of a hop's attributes: its span, where the application's SDK has begun it
 PAIRS = "_pairs"  # key of a span that is not yet JSON: its attributes by name
 
 # Kinds of spans in OTLP.
@@ -65,6 +68,8 @@ WORDS = {
     "candidates": s.ROUTER_CANDIDATES,
 }
 
+_INWARD = ("pdtrace.span_id", f"pdtrace.{STARTED}")  # what a hop knows of its span is no attribute
+
 _PHASE_SPANS = {
     "router": s.SPAN_ROUTER,
     "queue": s.SPAN_QUEUE,
@@ -72,6 +77,11 @@ _PHASE_SPANS = {
     "kv_transfer": s.SPAN_KV_TRANSFER,
     "decode": s.SPAN_DECODE,
     "dispatch": s.SPAN_DISPATCH,
+}
+_LATENCIES = {
+    "queue": s.LATENCY_QUEUE,
+    "prefill": s.LATENCY_PREFILL,
+    "decode": s.LATENCY_DECODE,
 }
 # Phases without a span of their own are told by the detail on the nearest one.
 _NEAREST = {
@@ -104,35 +114,28 @@ def described(request: Request) -> list[Span]:
 
 
 def _steps(run: Request) -> list[Span]:
-    """A run of engine steps; members that it has no room for in further spans."""
+    what = (_INTERNAL, run.start_ns, run.end_ns)
+    return [
+        _span(run, run.name, new_span_id() if further else run.span_id, None, what, pairs)
+        for further, pairs in enumerate(steps_pairs(run))
+    ]
+
+
+def steps_pairs(run: Request) -> list[Pairs]:
+    """Attributes of a run of engine steps; of members that it has no room for in further ones."""
     attributes = dict(run.attributes)
     parts = attributes.pop(PARTS, ())
-    what = (_INTERNAL, run.start_ns, run.end_ns)
-    made = [_span(run, run.name, run.span_id, None, what, _named(attributes))]
-    return made + [_span(run, run.name, new_span_id(), None, what, _named(part)) for part in parts]
+    return [_named(attributes), *map(_named, parts)]
 
 
 def _request_span(request: Request, index: int) -> Span:
-    stream = request.streams[index]
-    attributes = dict(request.attributes)
-    if request.error is not None:
-        attributes["error"] = request.error
-    pairs = _named(attributes)
-    pairs.update(_tokens(request, stream, counted="output_tokens" in attributes))
-    if len(request.streams) > 1:
-        pairs[s.STREAM_INDEX] = index
-        pairs.pop(s.OUTPUT_TOKENS, None)  # the sum belongs to no single stream
-        if attributes.get("emission") != "chunk":
-            pairs[s.OUTPUT_TOKENS] = _emitted(stream)
-    if index == 0:
-        pairs.update(_latencies(request))
     span = _span(
         request,
         s.SPAN_REQUEST,
         request.span_id if index == 0 else new_span_id(),
         None if request.parent is None else request.parent.span_id,
         (_SERVER, request.start_ns, request.end_ns),
-        pairs,
+        request_pairs(request, index),
     )
     if request.error is not None:
         span["status"] = {"code": _ERROR}
@@ -141,25 +144,48 @@ def _request_span(request: Request, index: int) -> Span:
     return span
 
 
-def _phase_span(request: Request, phase: tuple[str, int, int, dict[str, Any], str | None]) -> Span:
-    name, start, end, attributes, error = phase
-    attributes = dict(attributes)
-    span_id = attributes.pop("span_id", None) or new_span_id()
-    started = attributes.pop("_span", None)  # by the application's SDK
-    known = _PHASE_SPANS.get(name)
-    if known is None:
-        known = _NEAREST.get(model.PHASE_DETAILS.get(name, ""), s.SPAN_PHASE)
-        attributes.setdefault("detail", name)
+def request_pairs(request: Request, index: int) -> Pairs:
+    """Attributes of a request, as the stream of that choice tells it."""
+    attributes, stream = request.attributes, request.streams[index]
     pairs = _named(attributes)
-    if error is not None:
-        pairs[s.ERROR_TYPE] = error
-    kind = _CLIENT if name == "dispatch" else _INTERNAL
-    span = _span(request, known, span_id, request.span_id, (kind, start, end), pairs)
-    if started is not None:
-        span["_span"] = started
+    if request.error is not None:
+        pairs[s.ERROR_TYPE] = request.error
+    if stream.times:
+        pairs.update(_tokens(request, stream, counted="output_tokens" in attributes))
+    if len(request.streams) > 1:
+        pairs[s.STREAM_INDEX] = index
+        pairs.pop(s.OUTPUT_TOKENS, None)  # the sum belongs to no single stream
+        if attributes.get("emission") != "chunk":
+            pairs[s.OUTPUT_TOKENS] = _emitted(stream)
+    if index == 0:
+        _add_latencies(request, pairs)
+    return pairs
+
+
+def _phase_span(request: Request, phase: PhaseRecord) -> Span:
+    _, start, end, attributes, error = phase
+    name, kind, pairs = phase_told(phase)
+    span_id = attributes.get("span_id") or new_span_id()
+    span = _span(request, name, span_id, request.span_id, (kind, start, end), pairs)
     if error is not None:
         span["status"] = {"code": _ERROR}
     return span
+
+
+def phase_told(phase: PhaseRecord) -> tuple[str, int, Pairs]:
+    """Name, kind and attributes of a phase's span."""
+    name, _, _, attributes, error = phase
+    pairs = _named(attributes)
+    if name == "dispatch":
+        for inward in _INWARD:
+            pairs.pop(inward, None)
+    known = _PHASE_SPANS.get(name)
+    if known is None:
+        known = _NEAREST.get(model.PHASE_DETAILS.get(name, ""), s.SPAN_PHASE)
+        pairs.setdefault(s.PHASE_DETAIL, name)
+    if error is not None:
+        pairs[s.ERROR_TYPE] = error
+    return known, _CLIENT if name == "dispatch" else _INTERNAL, pairs
 
 
 def _span(
@@ -189,8 +215,6 @@ def _span(
 def _tokens(request: Request, stream: Stream, *, counted: bool) -> dict[str, Any]:
     """First token and emission times; the count too where nobody stated it."""
     times = stream.times[:MAX_EMISSIONS]
-    if not times:
-        return {}
     first = times[0]
     pairs: dict[str, Any] = {s.FIRST_TOKEN_NS: first + request.wall_ns - request.start_ns}
     several = request.attributes.get("choices")
@@ -208,30 +232,27 @@ def _emitted(stream: Stream) -> int:
     return len(stream.times) if stream.counts is None else sum(stream.counts)
 
 
-def _latencies(request: Request) -> dict[str, float]:
+def _add_latencies(request: Request, pairs: Pairs) -> None:
     """What three engines write on their request spans, for tools that know them; seconds."""
-    pairs = {s.LATENCY_E2E: (request.end_ns - request.start_ns) / 1e9}
+    start = request.start_ns
+    pairs[s.LATENCY_E2E] = (request.end_ns - start) / 1e9
     firsts = [stream.times[0] for stream in request.streams if stream.times]
     if firsts:
-        pairs[s.LATENCY_TTFT] = (min(firsts) - request.start_ns) / 1e9
-    for name, key in (
-        ("queue", s.LATENCY_QUEUE),
-        ("prefill", s.LATENCY_PREFILL),
-        ("decode", s.LATENCY_DECODE),
-    ):
-        spent = [end - start for phase, start, end, *_ in request.phases if phase == name]
-        if spent:
-            pairs[key] = sum(spent) / 1e9
-    return pairs
+        pairs[s.LATENCY_TTFT] = (min(firsts) - start) / 1e9
+    for phase, began, ended, *_ in request.phases:
+        key = _LATENCIES.get(phase)
+        if key is not None:
+            pairs[key] = pairs.get(key, 0) + (ended - began) / 1e9
 
 
-def _named(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _named(attributes: Mapping[str, Any]) -> Pairs:
     """The words of the API under their attribute names; keys with a dot are taken as they are."""
-    return {
-        WORDS.get(key, key if "." in key else f"pdtrace.{key}"): value
-        for key, value in attributes.items()
-        if value is not None
-    }
+    pairs: Pairs = {}
+    for key, value in dict(attributes).items():  # a copy: a hop may still be told more of
+        if value is not None:
+            name = WORDS.get(key)
+            pairs[name or (key if "." in key else f"pdtrace.{key}")] = value
+    return pairs
 
 
 def attributes_of(pairs: Mapping[str, Any]) -> list[dict[str, Any]]:

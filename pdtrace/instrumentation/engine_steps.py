@@ -140,9 +140,9 @@ class _Run:
     def hand_over(self, recorder: Destination, rank: str | None) -> None:
         """Put the run into the recorder's queue as a span of its own trace; its columns are made there."""
         span = self._span(recorder, {s.STEP_FIRST_SEQ: self.seq, s.STEP_RANK: rank})
-        span.later.append(partial(self._columns, span.attributes))
+        span.put_off(partial(self._columns, span.attributes))
         if any(step.members or step.decoders for step, _ in self.steps):
-            span.later.append(partial(self._members, span.attributes))
+            span.put_off(partial(self._members, span.attributes))
         recorder.put(span)
 
     def _span(self, recorder: Destination, attributes: dict[str, Any]) -> Request:

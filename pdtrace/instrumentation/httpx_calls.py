@@ -119,7 +119,7 @@ class _Call:
         # Not `content`: the call after a redirect has the stream only.
         body = b"".join(request.stream) if whole else b""
         if body and len(body) <= answers.KEPT_BODY_BYTES:
-            self.own.later.append(partial(answers.asked, self.own, body))
+            self.own.put_off(partial(answers.asked, self.own, body))
 
     def answered(self, response: Any) -> None:
         """Status and kind of the answer."""

@@ -28,11 +28,22 @@ INTERVAL_S = 0.2  # so long may a finished request stay in memory: what a kill m
 _SCALE = 1 << 64
 
 
+class Unwritten(Exception):
+    """Some of the requests hold what the exporter cannot write; it has taken the others."""
+
+    def __init__(self, requests: int, first: Exception) -> None:
+        super().__init__(str(first))
+        self.requests = requests
+
+
 class Exporter(Protocol):
     """Where finished requests go. Called by one thread at a time, never by the serving code."""
 
     def export(self, requests: Sequence[Request], dropped: int) -> None:
-        """Write these requests; `dropped` is how many were lost in this process so far."""
+        """Write these requests; `dropped` is how many were lost in this process so far.
+
+        Raises Unwritten for those that cannot be; any other exception means that none is written.
+        """
 
     def close(self) -> None:
         """Write what is left and let go."""
@@ -152,15 +163,13 @@ class Recorder:
         if len(queue) >= self._limit or self._closing:
             self.dropped += 1
             return
-        if len(queue) >= BATCH_REQUESTS:  # before the thread may see it
-            with contextlib.suppress(
-                TypeError, OverflowError
-            ):  # no instants; told when it is written
-                _slim(request)
+        crowded = len(queue) >= BATCH_REQUESTS
+        if crowded:
+            _slim(request)  # before the thread may see it
         queue.append(request)
         if self._thread is None:
             self._start()
-        elif len(queue) >= BATCH_REQUESTS:
+        elif crowded and not self._wake.is_set():
             self._wake.set()
 
     def _start(self) -> None:
@@ -227,6 +236,8 @@ class Recorder:
             if self._exporter is None:
                 self._exporter = self._make_exporter()
             self._exporter.export(requests, self.dropped)
+        except Unwritten as error:
+            self._failed(error.requests, error)
         except (TypeError, ValueError, OverflowError) as error:
             # What one of them holds cannot be written: the others can.
             if len(finished) == 1:
@@ -247,9 +258,11 @@ class Recorder:
 def _slim(request: Request) -> None:
     """A request that has to wait takes little room: its instants packed, no large body of a call."""
     if request.later:
-        request.later[:] = [work for work in request.later if _kept_bytes(work) <= WAITING_BYTES]
+        request.later = [work for work in request.later if _kept_bytes(work) <= WAITING_BYTES]
     for stream in request.streams:
-        stream.pack()
+        if stream.times:
+            with contextlib.suppress(TypeError, OverflowError):  # no instants; told when written
+                stream.pack()
 
 
 def _kept_bytes(work: Callable[[], None]) -> int:
@@ -264,7 +277,7 @@ def _settle(request: Request) -> None:
             work()
         except Exception:
             _log.debug("pdtrace: part of a request not understood", exc_info=True)
-    request.later.clear()
+    request.later = ()
 
 
 _living: weakref.WeakSet[Recorder] = weakref.WeakSet()

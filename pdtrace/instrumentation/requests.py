@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 from array import array
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from contextvars import ContextVar, Token
 from functools import wraps
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
@@ -141,17 +141,20 @@ class Hop(Phase):
         return self.request._inject(headers, self.span_id)
 
 
-class Request(_Block):
+class Request(Stream, _Block):
     """One request at one component, from arrival to the last byte: a context manager, sync or async.
 
     Attributes are plain words (model, prompt_tokens, ...; see encode.py for their names in
     OpenTelemetry); unknown ones are written as `pdtrace.<word>`. Text of prompts has no word.
-    `token(count=1)` says that a token, or `count` tokens at once, went out now.
+    A request is its own first stream: `token(count=1)` says that a token, or `count` tokens at once,
+    went out now. It is one object with few others, since all that wait for the recorder's thread are
+    looked through by the garbage collector of the serving process.
     """
 
     __slots__ = (
         "_attached",
         "_born",
+        "_further",
         "_token",
         "attributes",
         "end_ns",
@@ -167,9 +170,6 @@ class Request(_Block):
         "span",
         "span_id",
         "start_ns",
-        "stream",
-        "streams",
-        "token",
         "trace_id",
         "wall_ns",
     )
@@ -195,11 +195,12 @@ class Request(_Block):
             recorder.opener.open(self)
         self.attributes = attributes
         self.phases: list[tuple[str, int, int, Attributes, str | None]] = []
-        self.stream = Stream()
-        self.streams = [self.stream]
-        self.token = self.stream.token  # one call less for each token
-        self.links: list[Parent] = []
-        self.later: list[Callable[[], None]] = []  # what the recorder's thread still has to read
+        self.times = []
+        self.counts = None
+        self._append = self.times.append
+        self._further: Sequence[Stream] = ()
+        self.links: Sequence[Parent] = ()
+        self.later: Sequence[Callable[[], None]] = ()  # what the recorder's thread has to do
         self.error: str | None = None
         self.end_ns = 0
         self._born = _forks[0]
@@ -233,15 +234,32 @@ class Request(_Block):
 
     def choice(self, index: int) -> Stream:
         """The stream of one choice, where a request has several (n > 1)."""
-        while len(self.streams) <= index < 1024:
-            self.streams.append(Stream())
-        return self.streams[min(max(index, 0), len(self.streams) - 1)]
+        if index < 1:
+            return self
+        missing = min(index, 1023) - len(self._further)
+        if missing > 0:
+            self._further = (*self._further, *(Stream() for _ in range(missing)))
+        return self._further[min(index, len(self._further)) - 1]
+
+    @property
+    def stream(self) -> Stream:
+        """The stream of the first choice."""
+        return self
+
+    @property
+    def streams(self) -> Sequence[Stream]:
+        """The streams of all choices that said something."""
+        return (self, *self._further)
+
+    def put_off(self, work: Callable[[], None]) -> None:
+        """Have the recorder's thread do this before it writes the request."""
+        self.later = (*self.later, work)
 
     def link(self, traceparent: str | None) -> None:
         """The span that made the KV which this request uses (decode to prefill)."""
         parent = parse(traceparent)
         if parent is not None:
-            self.links.append(parent)
+            self.links = (*self.links, parent)
 
     @property
     def traceparent(self) -> str:
@@ -287,6 +305,7 @@ class Request(_Block):
             self._token = None
             if self._attached is not None and self.recorder.opener is not None:
                 self.recorder.opener.leave(self._attached)
+                self._attached = None
         if kind is not None and _left(kind):
             self.end(aborted=True)
         else:

@@ -31,9 +31,11 @@ from opentelemetry.trace import (
 
 from pdtrace.instrumentation import encode
 from pdtrace.instrumentation._context import Parent
+from pdtrace.instrumentation.recorder import Unwritten
 from pdtrace.instrumentation.requests import Hop, Request
 from pdtrace.semconv import SCOPE, SPAN_DISPATCH, SPAN_REQUEST
 
+_SAMPLED, _NOT_SAMPLED = TraceFlags(TraceFlags.SAMPLED), TraceFlags(TraceFlags.DEFAULT)
 _KINDS = {1: SpanKind.INTERNAL, 2: SpanKind.SERVER, 3: SpanKind.CLIENT}
 
 
@@ -53,8 +55,9 @@ class Bridge:
         """Start the request's span: below its parent, or below the application's current span."""
         parent = request.parent
         context = None if parent is None else _around(parent)
-        kind = SpanKind.SERVER if request.name == SPAN_REQUEST else SpanKind.INTERNAL
-        span = self._tracer.start_span(request.name, context, kind=kind, start_time=request.wall_ns)
+        span = self._tracer.start_span(
+            request.name, context, SpanKind.SERVER, start_time=request.wall_ns
+        )
         request.span = span
         request.trace_id, request.span_id, request.sampled = _ids(span)
 
@@ -67,7 +70,7 @@ class Bridge:
             kind=SpanKind.CLIENT,
         )
         _, hop.span_id, _ = _ids(span)
-        hop.attributes["_span"] = span
+        hop.attributes[encode.STARTED] = span
 
     def enter(self, request: Request) -> Any:
         """The application's own spans hang below the request from here on."""
@@ -80,31 +83,64 @@ class Bridge:
             entered.var.reset(entered)
 
     def export(self, requests: Sequence[Request], dropped: int) -> None:
-        """Tell the SDK the phases of finished requests and end their spans."""
-        described = [(request, encode.described(request)) for request in requests]
-        for request, spans in described:
-            own = request.span
-            below = None if own is None else trace.set_span_in_context(own)
-            for made in spans:
-                self._told(request, made, below)
+        """Tell the SDK the phases of finished requests and end their spans, one request after the other.
 
-    def _told(self, request: Request, made: encode.Span, below: Any) -> None:
-        attributes = {key: plain(value) for key, value in made[encode.PAIRS].items()}
-        span = made.get("_span")
-        if made["spanId"] == request.span_id and request.span is not None:
-            span = request.span
-        if span is not None:
-            span.set_attributes(attributes)
-        else:
-            span = self._tracer.start_span(
-                made["name"], below, kind=_KINDS[made["kind"]], attributes=attributes,
-                start_time=int(made["startTimeUnixNano"]),
+        Raises Unwritten where some hold what the SDK does not take; the others are told.
+        """
+        failed: list[Exception] = []
+        for request in requests:
+            try:
+                if request.name == SPAN_REQUEST:
+                    self._request(request)
+                else:
+                    self._steps(request)
+            except Exception as error:
+                failed.append(error)
+        if failed:
+            raise Unwritten(len(failed), failed[0])
+
+    def _request(self, request: Request) -> None:
+        own = request.span
+        if not own.is_recording():  # the sampler does not want it, nor any part of it
+            return
+        shift = request.wall_ns - request.start_ns
+        below = None
+        if request.phases or len(request.streams) > 1:
+            below = trace.set_span_in_context(own)
+        for phase in tuple(request.phases):
+            self._phase(phase, below, shift)
+        for index in range(len(request.streams)):
+            span = own if index == 0 else self._tracer.start_span(
+                SPAN_REQUEST, below, SpanKind.SERVER, start_time=request.wall_ns
             )  # fmt: skip
-        for link in _links(made):
-            span.add_link(link.context)
-        if made.get("status"):
+            span.set_attributes(made_plain(encode.request_pairs(request, index)))
+            for link in request.links:
+                span.add_link(_context_of(link))
+            if request.error is not None:
+                span.set_status(StatusCode.ERROR)
+            span.end(request.end_ns + shift)
+
+    def _phase(self, phase: encode.PhaseRecord, below: Any, shift: int) -> None:
+        _, start, end, attributes, error = phase
+        name, kind, pairs = encode.phase_told(phase)
+        span = attributes.get(encode.STARTED)
+        if span is None:
+            span = self._tracer.start_span(
+                name, below, _KINDS[kind], made_plain(pairs), start_time=start + shift
+            )
+        else:
+            span.set_attributes(made_plain(pairs))
+        if error is not None:
             span.set_status(StatusCode.ERROR)
-        span.end(int(made["endTimeUnixNano"]))
+        span.end(end + shift)
+
+    def _steps(self, run: Request) -> None:
+        shift = run.wall_ns - run.start_ns
+        for pairs in encode.steps_pairs(run):
+            span = self._tracer.start_span(
+                run.name, None, SpanKind.INTERNAL, made_plain(pairs), start_time=run.wall_ns
+            )
+            span.end(run.end_ns + shift)
 
     def close(self) -> None:
         """Nothing to let go: the provider is the application's."""
@@ -133,7 +169,7 @@ class Endpoint:
             context=_context_of(own),
             parent=_context_of(Parent(own.trace_id, parent, sampled=True)) if parent else None,
             resource=self._resource,
-            attributes={key: plain(value) for key, value in made[encode.PAIRS].items()},
+            attributes=made_plain(made[encode.PAIRS]),
             links=_links(made),
             kind=_KINDS[made["kind"]],
             status=Status(StatusCode.ERROR if made.get("status") else StatusCode.UNSET),
@@ -164,6 +200,14 @@ def otlp_exporter(endpoint: str | None = None) -> SpanExporter:
     if endpoint is not None and not endpoint.rstrip("/").endswith("/v1/traces"):
         endpoint = endpoint.rstrip("/") + "/v1/traces"
     return Http(endpoint=endpoint)
+
+
+def made_plain(pairs: encode.Pairs) -> encode.Pairs:
+    """These attributes, each as the SDK takes it."""
+    for key, value in pairs.items():
+        if type(value) is not float:
+            pairs[key] = plain(value)
+    return pairs
 
 
 def plain(value: Any) -> Any:
@@ -197,7 +241,7 @@ def _context_of(parent: Parent) -> SpanContext:
         int(parent.trace_id, 16),
         int(parent.span_id, 16),
         is_remote=True,
-        trace_flags=TraceFlags(TraceFlags.SAMPLED if parent.sampled else TraceFlags.DEFAULT),
+        trace_flags=_SAMPLED if parent.sampled else _NOT_SAMPLED,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from . import _otlp_views as views
 from ._common import CUT_OFF, LONELY, NOT_AN_OBJECT, NOT_JSON, loads
 from ._otlp_json_walk import camel
 
@@ -37,7 +38,7 @@ class Requests:
             self.problems.append((NOT_AN_OBJECT, ""))
             return
         request = camel(value)
-        inner = request.get("trace") or request.get("data")
+        inner = request.get("trace") or request.get("data") or request.get("result")
         if isinstance(inner, dict) and not request.keys() & _SIGNALS:
             request = camel(inner)
         found = False
@@ -51,7 +52,9 @@ class Requests:
             if key in request:
                 found = True
                 target.extend(items if isinstance(items, list) else [])
-        if not found and request:
+        if not found and (viewed := views.resource_spans(value)):
+            self.spans.extend(viewed)
+        elif not found and request:
             self.problems.append((NOT_OTLP, ""))
 
 

@@ -7,6 +7,7 @@ from hashlib import sha256
 import polars as pl
 
 from ._table_headers import KEY_MEANING
+from ._table_names import NAMING, names_only
 from ._table_plan import Plan, column_ms
 from ._table_values import instants_ns, numbers, text
 
@@ -46,11 +47,15 @@ def typed_columns(plan: Plan, frame: pl.DataFrame, record: pl.Series) -> pl.Data
         "row_id",
         "worker",
     ):
-        columns[meaning] = or_null(_text(plan, frame, meaning), height, pl.String)
+        named = _text(plan, frame, meaning)
+        if named is not None and meaning in NAMING:
+            named = names_only(named)
+        columns[meaning] = or_null(named, height, pl.String)
     keys = hashed(_text(plan, frame, KEY_MEANING))
     columns["tenant"] = or_null(coalesced([columns["tenant"], keys]), height, pl.String)
     columns["route"] = columns["route"].str.split("?").list.first()
     ids = [text_of(frame, c.name) for c in plan.columns.get("request_id", [])]
+    ids = [None if values is None else names_only(values) for values in ids]
     columns["request_id"] = or_null(coalesced(ids), height, pl.String)
     first_text = next((n for n in frame.columns if frame[n].dtype == pl.String), None)
     columns["first_cell"] = or_null(

@@ -133,7 +133,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ),
     (
         "chunk_times",
-        r"(?:chunk|token)s?_?(?:unix|times?|timestamps?|ts|instants|at|arrivals?|arrival_times|received_at)?|response_timestamps",
+        r"(?:chunk|token)s?_?(?:unix|times?|timestamps?|ts|instants|at|arrivals?|arrival_times|received_at)?|response_timestamps|output_token_(?:times|timestamps)",
     ),
     (
         "prompt_tokens",
@@ -341,6 +341,13 @@ def _lookup(key: str) -> tuple[str, int] | None:
         if rule.fullmatch(key):
             return meaning, rank
     return None
+
+
+def meaning_of(key: str) -> str | None:
+    """What the words of a header (joined by _) mean, whatever unit stands among them."""
+    stem, unit = _split_unit(key)
+    found = (_lookup(stem) if unit else None) or _lookup(key)
+    return found[0] if found else None
 
 
 def understand_all(names: Sequence[str]) -> list[Column]:

@@ -15,6 +15,7 @@ from ._table_headers import (
     may_repeat,
     understand_all,
 )
+from ._table_names import NAMING, holds_text
 from ._table_units import NAMES, Guess, guess_units
 from ._table_values import (
     InstantRule,
@@ -94,7 +95,8 @@ def extend_plan(plan: Plan, frame: pl.DataFrame) -> None:
     known = {c.name for columns in plan.columns.values() for c in columns} | set(plan.unused)
     for column in understand_all([name for name in frame.columns if name not in known]):
         taken = plan.columns.get(column.meaning) and not may_repeat(column.meaning)
-        if column.meaning in _WORDS and not taken:
+        wrong = column.meaning in NAMING and holds_text(frame[column.name], column.name)
+        if column.meaning in _WORDS and not taken and not wrong:
             plan.columns.setdefault(column.meaning, []).append(column)
 
 
@@ -124,6 +126,8 @@ def _commas(frame: pl.DataFrame, semicolons: bool) -> dict[str, bool]:
 def _settle(column: Column, series: pl.Series, plan: Plan) -> str | None:
     """The meaning after a look at the values: instant or duration, list or number, or none."""
     meaning = column.meaning
+    if meaning in NAMING and holds_text(series, column.name):
+        return None
     is_list = isinstance(series.dtype, pl.List)
     if meaning in ("chunk_times", "itl") or is_list:
         if is_list:

@@ -78,14 +78,24 @@ _ALARMS = (
     ),
     Alarm(
         re.compile(
-            r"(?:EngineDeadError|AsyncEngineDeadError|EngineCore hit an exception|"
+            r"(?:EngineDeadError|EngineCore hit an exception|Engine core initialization failed|"
             r"EngineCore (?:encountered a fatal error|died unexpectedly|failed to start)|"
-            r"Engine loop has died|AsyncLLM output_handler failed|"
+            r"Engine (?:core proc|process) (?:\S+ )?(?:died unexpectedly|failed to start)|"
+            r"Engine loop (?:has died|is dead)|AsyncLLM output_handler failed|"
+            # V0
+            r"Engine background task failed|Background loop (?:has errored|is stopped)|"
+            r"Engine iteration timed out|MQLLMEngine .*(?:dead|died|errored)|"
             r"Worker proc \S+ died unexpectedly)"
         ),
         "failure",
         "critical",
         "engine died",
+    ),
+    Alarm(
+        re.compile(r"CUDA error: (?!out of memory)|CUBLAS_STATUS_\w*(?:FAILED|ERROR)|NCCL error"),
+        "failure",
+        "critical",
+        "GPU or communication error",
     ),
 )
 
@@ -111,9 +121,17 @@ MARKERS = (
     "EngineDeadError",
     "encountered a fatal error",
     "died unexpectedly",
-    "EngineCore failed to start",
+    "failed to start",
+    "initialization failed",
+    "CUDA error: ",
+    "CUBLAS_STATUS_",
+    "NCCL error",
     "EngineCore hit an exception",
-    "Engine loop has died",
+    "Engine loop ",
+    "Engine background task failed",
+    "Background loop ",
+    "Engine iteration timed out",
+    "MQLLMEngine",
     "output_handler failed",
 )
 _PREEMPTIONS = re.compile(r"total_num_cumulative_preemption=(\d+)")

@@ -31,6 +31,7 @@ from ._otlp_lifted import PADDING, lift
 from ._otlp_logs import log_rows, sample_rows
 from ._otlp_requests import Requests, requests_of_document, requests_of_lines
 from ._otlp_resources import Resources
+from ._otlp_views import form_of
 
 TITLE = "OpenTelemetry (OTLP)"
 
@@ -41,10 +42,11 @@ DECODERS = 2  # threads; ptars, pyarrow and numpy let go of the interpreter's lo
 NOT_PROTOBUF = "not an OTLP export request"
 
 _JSON_START = re.compile(
-    r"""(?:\A\ufeff?|\n)\s*\[?\s*\{\s*(?:"(?:trace|data)"\s*:\s*\{\s*)?
+    r"""(?:\A\ufeff?|\n)\s*\[?\s*\{\s*(?:"(?:trace|data|result)"\s*:\s*\{\s*)?
     "(?:resource_?(?P<signal>Spans|Logs|Metrics)|batches)"\s*:\s*(?:\[|null)""",
     re.VERBOSE | re.IGNORECASE,
 )
+_SCOPES = re.compile(r'"(?:scope_?|instrumentationLibrary)Spans"', re.IGNORECASE)
 _UNITS = {"traces": "span", "logs": "log record", "metrics": "data point"}
 
 
@@ -54,12 +56,9 @@ def sniff(head: Head) -> Match | None:
     if data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
         found = _JSON_START.search(head.text())
         if found is None:
-            return None
-        if (
-            found["signal"] is None
-            and "scopeSpans" not in head.text()
-            and "scope_spans" not in head.text()
-        ):
+            form = form_of(head.text())
+            return Match("exact", form) if form else None
+        if found["signal"] is None and not _SCOPES.search(head.text()):
             return None
         return Match("exact", f"OTLP/JSON {(found['signal'] or 'spans').lower()}")
     if wire.is_framed(data):

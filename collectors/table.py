@@ -19,6 +19,7 @@ from pdtrace.model import Head, Match, Sink, Source
 from ._table_layouts import Layout, batches, find_layout
 from ._table_legs import EMPTY_ROW, SUMMARY_ROW, Rows, build, observer_of
 from ._table_plan import Plan, extend_plan, make_plan, tell
+from ._table_runs import RUNS, is_table_of_runs
 
 TITLE = (
     "Tables of requests (CSV, TSV, Markdown, JSON lines, Parquet; LiteLLM, llmperf, client logs)"
@@ -39,6 +40,8 @@ def sniff(head: Head) -> Match | None:
     layout = find_layout(head)
     if layout is None:
         return None
+    if is_table_of_runs(layout.names):
+        return Match("generic", ignore=RUNS)
     kinds = {
         "delimited": "table of requests",
         "jsonl": "JSON lines of requests",

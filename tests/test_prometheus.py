@@ -236,3 +236,18 @@ def test_counters_of_a_nixl_pair_tell_prefill_from_decode(
         lines.append(f'vllm:nixl_xfer_time_seconds_count{{engine="0",model_name="m"}} {pulled}.0')
     found = dump("\n".join(lines) + "\n")
     assert set(found["workers"]["role"].drop_nulls()) == ({role} if role else set())
+
+
+@pytest.mark.parametrize(
+    ("metric", "unit"),
+    [
+        ("decode_tokens_per_s", "tokens/s"), ("kv_transfer_throughput_mb_per_s", "mb/s"), ("request_queue_per_second", "1/s"),
+        ("queue_time_seconds", "s"), ("agent_kv_transfer_time_us", "us"), ("prefill_ms", "ms"),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_name_tells_the_unit(metric: str, unit: str, tmp_path: Path) -> None:
+    """A rate per second is no time."""
+    (tmp_path / "metrics.prom").write_text(f"# TYPE {metric} gauge\n{metric} 120.5\n", "utf-8")
+    store = Store()
+    ingest([str(tmp_path)], store)
+    assert store.rows("SELECT metric, unit, mean FROM metric_summary") == [(metric, unit, 120.5)]

@@ -357,6 +357,25 @@ def test_a_failure_and_its_answer_are_one_request(log) -> None:
     assert "private" not in str(found["legs"].to_dicts())
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ERROR 08-05 16:38:30 async_llm_engine.py:56] Engine background task failed",
+        "ERROR 08-05 16:38:30 async_llm_engine.py:663] Engine iteration timed out. This should never happen!",
+        "vllm.engine.async_llm_engine.AsyncEngineDeadError: Background loop has errored already.",
+        "CRITICAL 08-05 16:38:30 [launcher.py:116] MQLLMEngine is already dead, terminating server process",
+        "(APIServer pid=1) ERROR 05-05 12:36:59 [serving.py:1173] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
+        "(APIServer pid=1) ERROR 05-05 12:36:59 [core_client.py:564] Engine core proc EngineCore_DP0 died unexpectedly, shutting down client.",
+    ],
+)  # fmt: skip
+def test_a_dead_engine_is_told_in_the_words_of_every_era(log, line: str) -> None:
+    """Lines of the shapes in vllm-project/vllm issues 5901, 27549 and noonghunna/club-3090 issue 58."""
+    found = log(f"INFO 08-05 16:38:20 async_llm_engine.py:140] Finished request a.\n{line}\n")
+    assert found["events"].select("kind", "severity", "detail").rows() == [
+        ("failure", "critical", "engine died")
+    ]
+
+
 def test_a_cut_last_line_is_no_measurement(log) -> None:
     whole = "(APIServer pid=8110) INFO 11-30 08:10:10 [loggers.py:1] Engine 000: Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 700.0 tokens/s, Running: 41"
     found = log(whole)

@@ -12,7 +12,7 @@
 --   deployment   VARCHAR     deployment
 --   metric       VARCHAR     name as emitted, for histograms without _sum and _count
 --   kind         VARCHAR     mean (of a histogram) or range (of a gauge)
---   unit         VARCHAR     s, ms, tokens, 1 or empty, from the end of the name
+--   unit         VARCHAR     s, ms, us, tokens, a rate (tokens/s, ...), 1 or empty, from the end of the name
 --   count        BIGINT      values behind a mean; samples behind a range
 --   mean         DOUBLE      mean
 --   low          DOUBLE      smallest sample of a gauge; NULL for histograms
@@ -75,7 +75,10 @@ summary AS (
   FROM gauge_range
 )
 SELECT deployment, metric, kind,
-  CASE WHEN regexp_matches(metric, '_(seconds|s)$') THEN 's'
+  CASE WHEN regexp_matches(metric, '_per_(s|sec|second)$')
+      THEN coalesce(nullif(regexp_extract(metric, '(tokens|requests|bytes|mb|gb)_per_s', 1), ''), '1') || '/s'
+    WHEN regexp_matches(metric, '_(seconds|s)$') THEN 's'
+    WHEN regexp_matches(metric, '_(microseconds|us)$') THEN 'us'
     WHEN regexp_matches(metric, '_(milliseconds|ms)$') THEN 'ms'
     WHEN regexp_matches(metric, 'tokens$') THEN 'tokens'
     WHEN regexp_matches(metric, '_(perc|percent|ratio)$') AND low >= 0 AND high <= 1 THEN '1'

@@ -1,0 +1,59 @@
+"""Files of systems that have no collector here: named, with what pdtrace can read of the same run instead.
+
+They are told from words that only their writers use; a file that a collector claims exactly (vLLM's
+log with LMCache's lines in it, a JSON log of Dynamo around SGLang) is left to it. Sources: sgl-project/sglang
+managers/scheduler_metrics_mixin.py, NVIDIA/TensorRT-LLM serve/perf_metrics.py, llm-d and
+kubernetes-sigs/gateway-api-inference-extension (zap logs), kvcache-ai/Mooncake (glog), LMCache,
+ai-dynamo/nixl, vllm-project/guidellm, kubernetes-sigs/inference-perf, ai-dynamo/aiperf.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pdtrace.errors import UnknownFormat
+from pdtrace.model import Head, Match, Sink, Source
+
+TITLE = "Recognised, not read yet (logs of SGLang, TensorRT-LLM, llm-d, Mooncake, LMCache, NIXL; GuideLLM; totals of benchmarks)"
+
+_METRICS = "its /metrics and its OTLP spans are read"
+_TOTALS = "totals over requests: the file with the single requests is read instead, where a collector knows it"
+_NAMED: tuple[tuple[str, str, re.Pattern[bytes]], ...] = (
+    ("SGLang server log", _METRICS, re.compile(
+        rb"^.{0,120}\] (?:Prefill|Decode) batch(?: \[\d+\])?[.,] #|^.{0,120}server_args=ServerArgs\(|"
+        rb"^.{0,120}\b(?:Receive|Finish): obj=\w+ReqInput\(|^.{0,120}\bReq ?Time ?Stats\(rid=", re.MULTILINE)),
+    ("SGLang bench_serving result", _METRICS, re.compile(
+        rb'\A[^\n]{0,400}"backend"\s*:\s*"sglang[\w-]*"[^\n]{0,4000}"(?:total_output_tokens_retokenized|mean_ttft_ms)"')),
+    ("TensorRT-LLM log", _METRICS, re.compile(rb"\[TRT-LLM\] \[[IWEDVF]\]|^\[TensorRT-LLM\]\[(?:INFO|WARNING|ERROR)\]", re.MULTILINE)),
+    ("TensorRT-LLM request performance metrics", _METRICS, re.compile(
+        rb'"(?:ctx_|gen_)?perf_metrics"\s*:[\s\S]{0,2000}?"(?:timing_metrics|kv_cache_metrics|first_iter)"')),
+    ("trtllm-bench report", _TOTALS, re.compile(rb'"request_throughput_req_s"|"system_output_throughput_tok_s"')),
+    ("llm-d endpoint picker log", _METRICS, re.compile(
+        rb'"msg"\s*:\s*"EPP (?:received|sent) |"(?:caller|logger)"\s*:\s*"[^"]*(?:requestcontrol/|scheduling/|handlers/server\.go|backend/metrics/|epp/|scheduler_profile)')),
+    ("llm-d routing sidecar log", _METRICS, re.compile(rb'"logger"\s*:\s*"(?:proxy|routing-sidecar)[^"]*"|routing[-_]sidecar')),
+    ("Mooncake log", "its transfers name no request", re.compile(
+        rb"\[Metrics\] Transfer Engine Stats|^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ (?:transfer_engine|master_service|rdma_|tcp_transport|client_service)\w*\.cpp:\d+\]", re.MULTILINE)),
+    ("LMCache log", "inside a vLLM log its lines are counted as lines without a measurement", re.compile(
+        rb"\] LMCache (?:DEBUG|INFO|WARNING|ERROR) ?:|^(?:DEBUG|INFO|WARNING|ERROR) LMCache: ", re.MULTILINE)),
+    ("GuideLLM report", "its server's traces or logs are read", re.compile(rb'"guidellm_version"|"type_?"\s*:\s*"generative_benchmark"')),
+    ("inference-perf summary", _TOTALS, re.compile(rb'\A\s*\{\s*"load_summary"\s*:|"successes"\s*:\s*\{\s*"count"[\s\S]{0,400}?"request_latency"\s*:\s*\{')),
+    ("llmperf summary", _TOTALS, re.compile(rb'"results_ttft_s_(?:mean|quantiles_p25)"')),
+    ("GenAI-Perf or AIPerf table of totals", _TOTALS, re.compile(rb"\A\xef?\xbb?\xbf?Metric,(?:Unit,)?(?:avg|Avg)\b")),
+    ("AIPerf time slices", _TOTALS, re.compile(rb"\A(?:\xef\xbb\xbf)?Timeslice,(?:Start_NS,End_NS,)?Metric,Unit,Stat,Value")),
+    ("OpenTelemetry Collector's debug output", "write them with the Collector's file exporter instead", re.compile(
+        rb"ResourceSpans #\d+[\s\S]{0,4000}?Span #\d+\s+Trace ID")),
+    ("NIXL telemetry shared memory", "switch its Prometheus exporter on instead", re.compile(rb"\Anixl_telemetry")),
+)  # fmt: skip
+
+
+def sniff(head: Head) -> Match | None:
+    """Named by what only that system writes; never a claim over a file that a reader knows."""
+    for name, instead, pattern in _NAMED:
+        if pattern.search(head.data):
+            return Match("dialect", ignore=f"{name}: recognised, not read yet ({instead})")
+    return None
+
+
+def read(source: Source, out: Sink) -> None:
+    """Never called: nothing here is read."""
+    raise UnknownFormat(f"{source.path}: nothing to read", "this file is recognised and not read")

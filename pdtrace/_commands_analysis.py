@@ -26,13 +26,16 @@ def slow(paths: tuple[str, ...], style: str, slo: str | None, where: str | None,
     pdtrace slow logs/ --where "ttft_ms > 2000"
     pdtrace slow logs/ --slo ttft=500ms,tpot=50ms   those that miss a limit
     """
-    from pdtrace import slow as room
-    from pdtrace import terminal
     from pdtrace.options import one_of
     from pdtrace.slo import policy
 
     one_of(slo=slo, where=where)
     limits = policy(slo) if slo is not None else None
-    with open_trace(paths, since, until, keep_content) as trace:
+    with open_trace(
+        paths, since, until, keep_content, ("pdtrace.slow", "pdtrace.terminal")
+    ) as trace:
+        from pdtrace import slow as room
+        from pdtrace import terminal
+
         answer = room.slow(trace.store, where, limits)
     terminal.show_slow(answer, style)

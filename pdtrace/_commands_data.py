@@ -8,6 +8,7 @@ from pdtrace._door import (
     format_option,
     open_trace,
     paths_argument,
+    progress,
     read_options,
     reading_options,
     slo_option,
@@ -38,12 +39,14 @@ def query(query: str, paths: tuple[str, ...], style: str, limit: int, params: tu
     pdtrace query prefill_interference logs/
     pdtrace query "SELECT request, ttft_ms FROM requests ORDER BY ttft_ms DESC LIMIT 10" run.duckdb
     """
-    from pdtrace import goodput, terminal
-    from pdtrace.queries import run
     from pdtrace.slo import policy
 
     limits = policy(slo) if slo is not None else None
-    with open_trace(paths, since, until, keep_content) as trace:
+    rooms = ("pdtrace.goodput", "pdtrace.queries", "pdtrace.terminal")
+    with open_trace(paths, since, until, keep_content, rooms) as trace:
+        from pdtrace import goodput, terminal
+        from pdtrace.queries import run
+
         if limits:
             goodput.give(trace.store, limits)
             goodput.judge_streams(trace.store)
@@ -73,12 +76,15 @@ def ingest(paths: tuple[str, ...], output: str, force: bool,
     """
     from dataclasses import replace
 
-    from pdtrace import terminal
+    from pdtrace._meanwhile import loading
     from pdtrace.files import make_store
+    from pdtrace.ingest import STAGES
 
     options = read_options(since, until, keep_content)
-    with terminal.progress() as report:
+    with progress() as report, loading(*STAGES, "pdtrace.terminal"):
         summary = make_store(list(paths), output, replace(options, progress=report), force=force)
+    from pdtrace import terminal
+
     terminal.show_sources_summary(summary, output)
 
 

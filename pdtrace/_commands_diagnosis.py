@@ -34,16 +34,18 @@ def diagnose(ctx: click.Context, paths: tuple[str, ...], style: str, slo: str | 
     pdtrace diagnose logs/ --slo ttft=500ms,tpot=50ms --check 'attainment>=95%'
     pdtrace diagnose logs/ --slo classes.toml
     """
-    from pdtrace import terminal
-    from pdtrace.diagnose import diagnose as run
-    from pdtrace.diagnose import evaluate
     from pdtrace.options import parse_check
-    from pdtrace.over_time import over_time
     from pdtrace.slo import policy
 
     conditions = [parse_check(text) for text in checks]
     limits = policy(slo) if slo is not None else None
-    with open_trace(paths, since, until, keep_content) as trace:
+    rooms = ("pdtrace.diagnose", "pdtrace.over_time", "pdtrace.terminal")
+    with open_trace(paths, since, until, keep_content, rooms) as trace:
+        from pdtrace import terminal
+        from pdtrace.diagnose import diagnose as run
+        from pdtrace.diagnose import evaluate
+        from pdtrace.over_time import over_time
+
         diagnosis = run(trace.store, limits)
         series = over_time(trace.store, terminal.chart_cells(style))
     terminal.show_diagnosis(diagnosis, style, series)
@@ -66,10 +68,12 @@ def explain(request: str, paths: tuple[str, ...], style: str,
     pdtrace explain cmpl-mixed-17-0 logs/
     pdtrace explain slowest logs/
     """
-    from pdtrace import terminal
-    from pdtrace.explain import explain as run
+    with open_trace(
+        paths, since, until, keep_content, ("pdtrace.explain", "pdtrace.terminal")
+    ) as trace:
+        from pdtrace import terminal
+        from pdtrace.explain import explain as run
 
-    with open_trace(paths, since, until, keep_content) as trace:
         terminal.show_explanation(run(trace.store, request), style)
 
 
@@ -84,10 +88,12 @@ def coverage(paths: tuple[str, ...], style: str,
     \b
     pdtrace coverage logs/
     """
-    from pdtrace import coverage as room
-    from pdtrace import terminal
+    with open_trace(
+        paths, since, until, keep_content, ("pdtrace.coverage", "pdtrace.terminal")
+    ) as trace:
+        from pdtrace import coverage as room
+        from pdtrace import terminal
 
-    with open_trace(paths, since, until, keep_content) as trace:
         terminal.show_coverage(room.report(trace.store), style)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import click
 if TYPE_CHECKING:
     from pdtrace.api import Trace
     from pdtrace.ingest import Options
+    from pdtrace.reading import Progress
 
 FINE, OUR_ERROR, USAGE, CHECK_FAILED = 0, 1, 2, 3
 
@@ -58,18 +60,36 @@ def open_trace(
     since: str | None = None,
     until: str | None = None,
     keep_content: bool = False,
+    then: tuple[str, ...] = (),
 ) -> Iterator[Trace]:
-    """What the paths hold, with progress on stderr while it is read."""
+    """What the paths hold, with progress on stderr while it is read.
+
+    `then`: modules that the command needs afterwards; they are loaded meanwhile.
+    """
     from dataclasses import replace
 
+    from pdtrace._meanwhile import loading
     from pdtrace.api import Trace
-    from pdtrace.terminal import progress
+    from pdtrace.ingest import STAGES
 
     options = read_options(since, until, keep_content)
-    with progress() as report:
-        trace = Trace.read(paths, replace(options, progress=report))
-    with trace:
-        yield trace
+    with loading(*STAGES, *then):
+        with progress() as report:
+            trace = Trace.read(paths, replace(options, progress=report))
+        with trace:
+            yield trace
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Progress | None]:
+    """A progress bar on stderr while files are read; nothing when stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from pdtrace.terminal import progress_bar
+
+    with progress_bar() as report:
+        yield report
 
 
 def read_options(since: str | None, until: str | None, keep_content: bool) -> Options:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from pdtrace import library
+from pdtrace import library, registry
 from pdtrace.errors import BadOption
 from pdtrace.ingest import FINGERPRINT, Options, cut_to_window, take
 from pdtrace.inputs import Input, expand, shown
@@ -55,7 +56,10 @@ class Trace:
         if _size(inputs) > IN_MEMORY_BYTES:
             folder = tempfile.TemporaryDirectory(prefix="pdtrace-")
         path = None if folder is None else Path(folder.name) / "trace.duckdb"
-        trace = cls(Store(path, scratch=True), folder)
+        with ThreadPoolExecutor(1, "pdtrace-store") as pool:
+            made = pool.submit(Store, path, scratch=True)
+            registry.collectors()  # loaded while DuckDB makes the tables
+        trace = cls(made.result(), folder)
         try:
             take(inputs, trace.store, options)
         except BaseException:

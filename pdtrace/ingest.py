@@ -1,4 +1,7 @@
-"""Paths in, tables out: read, deduplicate, resolve workers, interpret, join, partition."""
+"""Paths in, tables out: read, deduplicate, resolve workers, interpret, join, partition.
+
+The rooms behind reading are loaded when it is over: a command loads them meanwhile (STAGES, in their order).
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
-from pdtrace import (
-    clocks,
-    identity,
-    interpret,
-    library,
-    methods,
-    phases,
-    spans,
-    twins,
-    workers,
-    zones,
-)
+from pdtrace import library
 from pdtrace.copies import KEYED, forget_copies, keep_one_row_a_key, note_copies
 from pdtrace.counting import count_records, nothing_kept
 from pdtrace.errors import PROBLEM, REPORT, PdtraceError, UnknownFormat, in_one_line, reraise_stop
@@ -28,6 +21,13 @@ from pdtrace.inputs import Input, expand
 from pdtrace.reading import Progress, nothing_recognised, read_all, write_sources
 from pdtrace.store import Store
 
+if TYPE_CHECKING:
+    from pdtrace.methods import Method
+
+STAGES = (
+    "pdtrace.interpret", "pdtrace.zones", "pdtrace.twins", "pdtrace.identity", "pdtrace.clocks", "pdtrace.phases",
+    "pdtrace.methods",
+)  # fmt: skip
 FINGERPRINT = "_schema"  # key of the fact that says which tables and queries a file was made with
 _log = logging.getLogger(__name__)
 
@@ -59,6 +59,8 @@ def take(inputs: list[Input], store: Store, options: Options | None = None) -> N
         )
     if not any(account.collectors for account in accounts):
         raise UnknownFormat(*nothing_recognised(accounts))
+    from pdtrace import interpret, spans, workers, zones
+
     write_sources(store, accounts)
     forget_copies(store, accounts)
     note_copies(accounts, spans.deduplicate(store.connection))
@@ -76,6 +78,8 @@ def take(inputs: list[Input], store: Store, options: Options | None = None) -> N
 
 def derive(store: Store, options: Options | None = None) -> None:
     """The stages after reading: deployments, identity, clocks, requests, phases, methods, views."""
+    from pdtrace import clocks, identity, twins
+
     twins.unite(store)
     identity.link(store)
     _attempt(store, "aligning clocks", clocks.align)
@@ -85,6 +89,8 @@ def derive(store: Store, options: Options | None = None) -> None:
 
 def cut_to_window(store: Store, options: Options) -> None:
     """Leave what --since and --until let through, and make what is computed from that."""
+    from pdtrace import methods, phases
+
     _cut(store, options)
     behind = [m for m in methods.METHODS.values() if phases.MAKES & _read_by(m)]
     beside = [m for m in methods.METHODS.values() if m not in behind]
@@ -97,12 +103,14 @@ def cut_to_window(store: Store, options: Options) -> None:
     _run(store, behind)
 
 
-def _read_by(method: methods.Method) -> frozenset[str]:
+def _read_by(method: Method) -> frozenset[str]:
     """Every table and view that a method reads, also through others."""
     return frozenset(method.needs).union(*map(library.below, method.needs))
 
 
-def _run(store: Store, chosen: Iterable[methods.Method]) -> None:
+def _run(store: Store, chosen: Iterable[Method]) -> None:
+    from pdtrace import methods
+
     for method in chosen:
         _attempt(store, method.name, partial(methods.run, methods=[method]))
 

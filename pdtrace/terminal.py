@@ -93,11 +93,8 @@ def write(text: str) -> None:
 
 
 @contextmanager
-def progress() -> Iterator[Progress | None]:
-    """A progress bar on stderr while files are read; nothing when stderr is no terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
+def progress_bar() -> Iterator[Progress]:
+    """A progress bar on stderr while files are read."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     bar = Progress(

@@ -19,7 +19,7 @@ from door import pdtrace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pdtrace import _archives, _streams, ingest, registry
+from pdtrace import _archives, _streams, registry
 from pdtrace.api import Trace
 from pdtrace.errors import PdtraceError, printable
 from pdtrace.inputs import expand
@@ -528,7 +528,7 @@ def test_a_stage_or_finding_that_fails_is_told_in_the_report(
         raise ValueError("boom")
 
     monkeypatch.setattr(vllm, "interpret", fail)
-    monkeypatch.setattr(ingest.phases, "partition", fail)
+    monkeypatch.setattr("pdtrace.phases.partition", fail)
     monkeypatch.setattr("pdtrace.wording.finding", fail)
     done = pdtrace("diagnose", str(tmp_path), "--format", "json")
     assert done.returncode == 0, done.stderr

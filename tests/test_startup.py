@@ -1,0 +1,65 @@
+"""What is loaded, and when: a command loads the rooms behind reading in another thread."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from pdtrace._meanwhile import loading
+
+
+def loaded_by(code: str) -> set[str]:
+    """The modules of a new interpreter after this code."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(done.stdout.split())
+
+
+def module(folder: Path, name: str, code: str) -> str:
+    (folder / f"{name}.py").write_text(code, encoding="utf-8")
+    return name
+
+
+def wait() -> None:
+    """Until the thread that loads has ended."""
+    for thread in threading.enumerate():
+        if thread.name == "pdtrace-loading":
+            thread.join()
+
+
+def test_reading_loads_nothing_of_what_follows_it() -> None:
+    loaded = loaded_by("import pdtrace.api")
+    assert "pdtrace.reading" in loaded
+    assert not loaded & {"pdtrace.methods", "pdtrace.identity", "pdtrace.phases", "rich", "altair"}
+
+
+def test_modules_are_loaded_in_another_thread_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import threading; THREAD = threading.current_thread().name"
+    names = [module(tmp_path, f"pdtrace_test_{n}", code) for n in ("one", "two")]
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with loading(*names):
+        wait()
+    assert [sys.modules[name].THREAD for name in names] == ["pdtrace-loading"] * 2
+
+
+def test_a_module_that_cannot_be_loaded_fails_where_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = module(tmp_path, "pdtrace_test_broken", "raise ValueError('no')")
+    behind = module(tmp_path, "pdtrace_test_behind", "")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with loading(broken, behind):
+        wait()
+    assert behind in sys.modules
+    with pytest.raises(ValueError, match="no"):
+        __import__(broken)

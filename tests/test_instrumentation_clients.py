@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import aiohttp
@@ -168,3 +168,62 @@ def test_after_uninstrument_nothing_is_added(url: str) -> None:
     for call in (with_httpx, with_httpx2, with_aiohttp):
         assert call(url) == STREAM
     assert all("traceparent" not in headers for headers in HEADERS)
+
+
+def theirs(owner: type, name: str) -> tuple[list[str], Callable[[], None]]:
+    """Somebody else's wrapper around what is there now: what it saw, and how it is taken off."""
+    inner, seen = getattr(owner, name), []
+
+    def wrapper(*args: Any, **options: Any) -> Any:
+        seen.append(name)
+        return inner(*args, **options)
+
+    setattr(owner, name, wrapper)
+    return seen, lambda: setattr(owner, name, inner)
+
+
+@pytest.mark.parametrize(
+    ("module", "owner", "name", "call"),
+    [
+        (httpx_client, httpx.HTTPTransport, "handle_request", with_httpx),
+        (httpx_client, httpx.AsyncHTTPTransport, "handle_async_request", with_async_httpx),
+        (httpx2_client, httpx2.HTTPTransport, "handle_request", with_httpx2),
+        (httpx2_client, httpx2.AsyncHTTPTransport, "handle_async_request", with_async_httpx2),
+        (aiohttp_client, aiohttp.ClientSession, "__init__", with_aiohttp),
+    ],
+)
+def test_a_wrapper_around_ours_stays(
+    url: str, module: Any, owner: type, name: str, call: Any
+) -> None:
+    """Off, and on again: theirs is called once each time, and nothing is recorded twice."""
+    kept, before = Kept(), getattr(owner, name)
+    pdtrace.instrument(exporter=kept)
+    try:
+        module.instrument()
+        seen, taken_off = theirs(owner, name)
+        for on, spans in ((True, 1), (False, 0), (True, 1), (False, 0)):
+            (module.instrument if on else module.uninstrument)()
+            kept.requests.clear()
+            seen.clear()
+            HEADERS.clear()
+            with pdt.request(role="router"):
+                assert call(url) == STREAM
+            pdt.flush()
+            assert len(kept.named("pdtrace.dispatch")) == spans
+            assert ("traceparent" in HEADERS[0]) is on
+            assert seen == [name]
+        taken_off()
+        assert call(url) == STREAM
+    finally:
+        module.uninstrument()
+        setattr(owner, name, before)
+        pdtrace.uninstrument()
+
+
+def test_another_order_of_taking_off_leaves_theirs_as_it_was() -> None:
+    before = httpx.HTTPTransport.handle_request
+    httpx_client.instrument()
+    _, taken_off = theirs(httpx.HTTPTransport, "handle_request")
+    taken_off()
+    httpx_client.uninstrument()
+    assert httpx.HTTPTransport.handle_request is before

@@ -113,10 +113,10 @@ from pdtrace.instrumentation import auto
 auto.activate()
 assert "httpx" not in sys.modules
 import httpx
-assert httpx.HTTPTransport.handle_request.__module__ == "pdtrace.instrumentation.httpx_calls"
+assert httpx.HTTPTransport.handle_request.__wrapped__.__module__ == "httpx._transports.default"
 assert type(httpx.__spec__.loader).__name__ == "SourceFileLoader"
 auto.deactivate()
-assert httpx.HTTPTransport.handle_request.__module__ == "httpx._transports.default"
+assert not hasattr(httpx.HTTPTransport.handle_request, "__wrapped__")
 """
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, timeout=60, check=True)
 

@@ -247,3 +247,47 @@ def test_a_pause_for_a_tool_is_in_no_call(kept: Kept, client: Any) -> None:
     assert pause >= 20
     parents = {headers["traceparent"].split("-")[1] for headers in SEEN}
     assert parents == {agent.trace_id}
+
+
+def over_aiohttp(url: str) -> list[str | None]:
+    """The texts of a stream that aiohttp carries below httpx."""
+
+    async def run() -> list[str | None]:
+        carried = openai.DefaultAioHttpClient()
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", http_client=carried) as client:
+            options = {"include_usage": True}
+            stream = await client.chat.completions.create(**ASK, stream=True, stream_options=options)  # fmt: skip
+            return [chunk.choices[0].delta.content async for chunk in stream if chunk.choices]
+
+    return asyncio.run(run())
+
+
+def test_a_stream_that_aiohttp_carries(kept: Kept, url: str) -> None:
+    pytest.importorskip("aiohttp")
+    assert over_aiohttp(url) == ["", "s0", "s1", "s2", None]
+    (call,) = told(kept)
+    assert call["pdtrace.worker.role"] == "client"
+    assert len(call["pdtrace.token.times_us"]) == 3
+    assert call["gen_ai.usage.output_tokens"] == "4"
+    assert SEEN[-1]["traceparent"].split("-")[1] == kept.requests[0].trace_id
+
+
+def test_what_carries_a_call_is_no_second_hop(kept: Kept, url: str) -> None:
+    pytest.importorskip("aiohttp")
+    auto.AiohttpInstrumentor().instrument()
+    try:
+        with pdt.request(role="router") as request:
+            over_aiohttp(url)
+    finally:
+        auto.AiohttpInstrumentor().uninstrument()
+    pdt.flush()
+    (hop,) = kept.named("pdtrace.dispatch")
+    assert SEEN[-1]["traceparent"] == f"00-{request.trace_id}-{hop['spanId']}-01"
+    assert attributes(hop)["http.response.status_code"] == "200"
+
+
+def test_after_uninstrument_the_carried_call_is_as_it_was(url: str) -> None:
+    pytest.importorskip("aiohttp")
+    SEEN.clear()
+    over_aiohttp(url)
+    assert "traceparent" not in SEEN[-1]

@@ -7,7 +7,6 @@ not come (the worker breaks off, nobody reads on), with the last that aiohttp to
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter_ns
@@ -17,34 +16,22 @@ from typing import Any
 import aiohttp
 
 from pdtrace.instrumentation import api
+from pdtrace.instrumentation._patch import Patch
 from pdtrace.instrumentation.asgi import PATHS
+from pdtrace.instrumentation.httpx_calls import under_way
 from pdtrace.instrumentation.requests import Hop, current, quietly
 
-_log = logging.getLogger("pdtrace.instrumentation")
-_original: Callable[..., None] | None = None
-_theirs: Callable[..., None] = aiohttp.ClientSession.__init__  # what ours goes on to, for good
+
+def _init(
+    theirs: Callable[..., None], session: aiohttp.ClientSession, *args: Any, **options: Any
+) -> None:
+    options["trace_configs"] = [*(options.get("trace_configs") or ()), trace_config()]
+    theirs(session, *args, **options)
 
 
-def instrument() -> None:
-    """Give every new session our trace configuration; a second call changes nothing."""
-    global _original, _theirs
-    if _original is None:
-        _original = _theirs = aiohttp.ClientSession.__init__
-        aiohttp.ClientSession.__init__ = _init  # type: ignore[method-assign]
-
-
-def uninstrument() -> None:
-    """New sessions are as they were."""
-    global _original
-    if _original is not None:
-        aiohttp.ClientSession.__init__ = _original  # type: ignore[method-assign]
-        _original = None
-
-
-def _init(self: aiohttp.ClientSession, *args: Any, **options: Any) -> None:
-    if _original is not None:  # else somebody kept this function beyond uninstrument()
-        options["trace_configs"] = [*(options.get("trace_configs") or ()), trace_config()]
-    _theirs(self, *args, **options)
+_patch = Patch(aiohttp.ClientSession, "__init__", _init)
+instrument = _patch.on
+uninstrument = _patch.off
 
 
 def trace_config() -> aiohttp.TraceConfig:
@@ -65,6 +52,7 @@ async def _started(_: Any, context: SimpleNamespace, sent: aiohttp.TraceRequestS
         or not api.instrumented()
         or sent.method != "POST"
         or not PATHS.search(sent.url.path)
+        or under_way.get()
     ):
         return
     hop = around.dispatch(worker=sent.url.authority.rpartition("@")[2])  # no user, no password

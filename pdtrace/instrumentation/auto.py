@@ -20,11 +20,18 @@ from pdtrace.instrumentation import api
 
 _log = logging.getLogger("pdtrace.instrumentation")
 
+# aiohttp as what carries httpx's calls: transports of other packages, each known by its module.
+AIOHTTP_TRANSPORTS = (
+    "openai._vendor.httpx_aiohttp.transport",
+    "httpx_aiohttp.transport",
+    "httpx_aiohttp.httpx2.transport",
+)
 # module of the program -> ours with instrument() and uninstrument()
 TARGETS = {
     "uvicorn": "pdtrace.instrumentation.uvicorn_server",
     "httpx": "pdtrace.instrumentation.httpx_client",
     "httpx2": "pdtrace.instrumentation.httpx2_client",
+    **dict.fromkeys(AIOHTTP_TRANSPORTS, "pdtrace.instrumentation.httpx_aiohttp_client"),
     "aiohttp": "pdtrace.instrumentation.aiohttp_client",
 }
 
@@ -80,7 +87,7 @@ class UvicornInstrumentor(PdtraceInstrumentor):
 class HttpxInstrumentor(PdtraceInstrumentor):
     """Calls that httpx and httpx2 make, and nothing else."""
 
-    targets = ("httpx", "httpx2")
+    targets = ("httpx", "httpx2", *AIOHTTP_TRANSPORTS)
 
 
 class AiohttpInstrumentor(PdtraceInstrumentor):
@@ -90,7 +97,7 @@ class AiohttpInstrumentor(PdtraceInstrumentor):
 
 
 class OpenAIInstrumentor(HttpxInstrumentor):
-    """Calls that the OpenAI package makes: through httpx, since 3.0 through httpx2."""
+    """Calls that the OpenAI package makes: through httpx, since 3.0 through httpx2, or aiohttp below them."""
 
 
 def _finders() -> list[_Finder]:

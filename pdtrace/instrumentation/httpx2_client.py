@@ -6,14 +6,6 @@ import httpx2
 
 from pdtrace.instrumentation.httpx_calls import Transports
 
-_transports = Transports(httpx2)
-
-
-def instrument() -> None:
-    """Wrap httpx2's transports; a second call changes nothing."""
-    _transports.wrap()
-
-
-def uninstrument() -> None:
-    """Take the wrappers off."""
-    _transports.unwrap()
+_transports = Transports(httpx2, httpx2.HTTPTransport, httpx2.AsyncHTTPTransport)
+instrument = _transports.wrap
+uninstrument = _transports.unwrap

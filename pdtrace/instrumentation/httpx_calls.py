@@ -2,95 +2,94 @@
 
 Inside a request (a router, a gateway) a call is a hop: its traceparent travels on, its time is a
 dispatch span. Outside of one it is a request of its own, seen by the client: first chunk, every
-chunk, usage. `httpx_client` and `httpx2_client` say which of the two is wrapped.
+chunk, usage. `httpx_client`, `httpx2_client` and `httpx_aiohttp_client` say whose transports are wrapped.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextvars import ContextVar, Token
 from functools import partial
-from types import ModuleType
-from typing import Any
+from types import ModuleType, TracebackType
+from typing import Any, Self
 
 from pdtrace.instrumentation import answers, api
+from pdtrace.instrumentation._patch import Patch
 from pdtrace.instrumentation.asgi import PATHS
 from pdtrace.instrumentation.requests import Hop, Request, current, quietly
 
 _log = logging.getLogger("pdtrace.instrumentation")
+# A call of this task is on its way: what carries it further down (aiohttp) is no second one.
+under_way: ContextVar[bool] = ContextVar("pdtrace_call", default=False)
 
 
 class Transports:
-    """The two public transports of one of the libraries, wrapped and unwrapped."""
+    """Public transports of one of the libraries, recorded and no longer."""
 
-    def __init__(self, library: ModuleType) -> None:
-        self._sync, self._async = library.HTTPTransport, library.AsyncHTTPTransport
+    def __init__(
+        self, library: ModuleType, sync: type | None = None, asynchronous: type | None = None
+    ) -> None:
         self._plain = library.ByteStream
         # The library asks whether an answer's stream is one of its own.
         self._stream = type("RecordedStream", (_Stream, library.SyncByteStream), {})
         self._async_stream = type("RecordedStream", (_AsyncStream, library.AsyncByteStream), {})
-        self._originals: tuple[Any, Any] | None = None
+        self._patches = []
+        if sync is not None:
+            self._patches.append(Patch(sync, "handle_request", self._handle))
+        if asynchronous is not None:
+            self._patches.append(Patch(asynchronous, "handle_async_request", self._handle_async))
 
     def wrap(self) -> None:
         """Record calls; a second time changes nothing."""
-        if self._originals is None:
-            handle, handle_async = self._sync.handle_request, self._async.handle_async_request
-            self._originals = (handle, handle_async)
-            self._sync.handle_request = self._recorded(handle)
-            self._async.handle_async_request = self._recorded_async(handle_async)
+        for patch in self._patches:
+            patch.on()
 
     def unwrap(self) -> None:
-        """Take the wrappers off."""
-        if self._originals is not None:
-            self._sync.handle_request, self._async.handle_async_request = self._originals
-            self._originals = None
+        """Record none from now on."""
+        for patch in self._patches:
+            patch.off()
 
-    def _recorded(self, handle: Callable[..., Any]) -> Callable[..., Any]:
-        def handle_request(transport: Any, request: Any) -> Any:
-            call = self._call(request)
-            if call is None:
-                return handle(transport, request)
-            try:
-                response = handle(transport, request)
-            except BaseException as error:
-                quietly(call.end, error)
-                raise
-            quietly(call.answered, response)
-            response.stream = self._stream(response.stream, call)
-            return response
+    def _handle(self, theirs: Callable[..., Any], transport: Any, request: Any) -> Any:
+        with self._call(request) as call:
+            response = theirs(transport, request)
+        return call.passing(response, self._stream)
 
-        return handle_request
+    async def _handle_async(self, theirs: Callable[..., Any], transport: Any, request: Any) -> Any:
+        with self._call(request) as call:
+            response = await theirs(transport, request)
+        return call.passing(response, self._async_stream)
 
-    def _recorded_async(self, handle: Callable[..., Any]) -> Callable[..., Any]:
-        async def handle_async_request(transport: Any, request: Any) -> Any:
-            call = self._call(request)
-            if call is None:
-                return await handle(transport, request)
-            try:
-                response = await handle(transport, request)
-            except BaseException as error:
-                quietly(call.end, error)
-                raise
-            quietly(call.answered, response)
-            response.stream = self._async_stream(response.stream, call)
-            return response
-
-        return handle_async_request
-
-    def _call(self, request: Any) -> _Call | None:
-        """What is recorded of this call; None where nothing is."""
+    def _call(self, request: Any) -> _Call | _Unrecorded:
+        """What is recorded of this call."""
         try:
             if (
-                not api.instrumented()
-                or request.method != "POST"
-                or not PATHS.search(request.url.path)
+                api.instrumented()
+                and request.method == "POST"
+                and PATHS.search(request.url.path)
+                and not under_way.get()
             ):
-                return None
-            call = _Call(request, whole=isinstance(request.stream, self._plain))
+                return _Call(request, whole=isinstance(request.stream, self._plain))
         except Exception:
             _log.debug("pdtrace: call not recorded", exc_info=True)
-            return None
-        return call
+        return _UNRECORDED
+
+
+class _Unrecorded:
+    """A call that is none of ours."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was begun."""
+
+    def passing(self, response: Any, _: type) -> Any:
+        """The answer, as it is."""
+        return response
+
+
+_UNRECORDED = _Unrecorded()
 
 
 class _Call:
@@ -101,6 +100,7 @@ class _Call:
         self.hop: Hop | None = None
         self.own: Request | None = None
         self.answer: answers.Answer | None = None
+        self._token: Token[bool] | None = None
         if around is not None:
             self.hop = around.dispatch(worker=request.url.netloc.decode("ascii", "replace"))
             self.hop.__enter__()
@@ -121,8 +121,25 @@ class _Call:
         if body and len(body) <= answers.KEPT_BODY_BYTES:
             self.own.put_off(partial(answers.asked, self.own, body))
 
-    def answered(self, response: Any) -> None:
-        """Status and kind of the answer."""
+    def __enter__(self) -> Self:
+        self._token = under_way.set(True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if self._token is not None:
+            under_way.reset(self._token)
+        if error is not None:
+            quietly(self.end, error)
+
+    def passing(self, response: Any, stream: type) -> Any:
+        """The answer, whose bytes are told as they are read."""
+        quietly(self._begun, response)
+        response.stream = stream(response.stream, self)
+        return response
+
+    def _begun(self, response: Any) -> None:
         if self.hop is not None:
             self.hop.set(http_status=response.status_code)
         if self.answer is not None:
@@ -132,10 +149,6 @@ class _Call:
         """Bytes of the answer came in now."""
         if self.answer is not None:
             self.answer.chunk(data)
-
-    def close(self, left: bool) -> None:
-        """The application lets go of the answer, read to its end or not."""
-        self.end(left=left)
 
     def end(self, error: BaseException | None = None, *, left: bool = False) -> None:
         """The answer is over, broken, or nobody reads on."""
@@ -151,43 +164,47 @@ class _Call:
             own.end(error, aborted=left and error is None and not done)
 
 
-class _Stream:
+class _Passing:
+    """Bytes of an answer on their way to who reads them; a block around the reading."""
+
     def __init__(self, inner: Any, call: _Call) -> None:
         self._inner = inner
         self._call = call
         self._read = False
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._read = error is None
+        if isinstance(error, Exception):  # who merely stops reading closes the stream
+            quietly(self._call.end, error)
+
+    def _closed(self) -> None:
+        quietly(partial(self._call.end, left=not self._read))
+
+
+class _Stream(_Passing):
     def __iter__(self) -> Iterator[bytes]:
-        try:
+        with self:
             for data in self._inner:
                 quietly(self._call.chunk, data)
                 yield data
-        except Exception as error:
-            quietly(self._call.end, error)
-            raise
-        self._read = True
 
     def close(self) -> None:
-        quietly(self._call.close, not self._read)
+        self._closed()
         self._inner.close()
 
 
-class _AsyncStream:
-    def __init__(self, inner: Any, call: _Call) -> None:
-        self._inner = inner
-        self._call = call
-        self._read = False
-
+class _AsyncStream(_Passing):
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        try:
+        with self:
             async for data in self._inner:
                 quietly(self._call.chunk, data)
                 yield data
-        except Exception as error:
-            quietly(self._call.end, error)
-            raise
-        self._read = True
 
     async def aclose(self) -> None:
-        quietly(self._call.close, not self._read)
+        self._closed()
         await self._inner.aclose()

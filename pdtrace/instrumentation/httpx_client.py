@@ -6,14 +6,6 @@ import httpx
 
 from pdtrace.instrumentation.httpx_calls import Transports
 
-_transports = Transports(httpx)
-
-
-def instrument() -> None:
-    """Wrap httpx's transports; a second call changes nothing."""
-    _transports.wrap()
-
-
-def uninstrument() -> None:
-    """Take the wrappers off."""
-    _transports.unwrap()
+_transports = Transports(httpx, httpx.HTTPTransport, httpx.AsyncHTTPTransport)
+instrument = _transports.wrap
+uninstrument = _transports.unwrap

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -30,9 +31,10 @@ from starlette.routing import Route
 import pdtrace
 from pdtrace import instrumentation as pdt
 from pdtrace.instrumentation import aiohttp_client, encode, httpx_client, requests
-from pdtrace.instrumentation.answers import EventStream
 from pdtrace.instrumentation.asgi import PdtraceMiddleware
-from pdtrace.instrumentation.recorder import Recorder
+from pdtrace.instrumentation.engine_steps import RUN_STEPS, Steps
+from pdtrace.instrumentation.event_streams import EventStream
+from pdtrace.instrumentation.recorder import BATCH_REQUESTS, Recorder
 from pdtrace.instrumentation.requests import Request
 
 MS = 1_000_000
@@ -132,6 +134,51 @@ def test_requests_that_wait_take_little_room() -> None:
     assert all(r.stream.times.itemsize * len(r.stream.times) == 400 for r in packed)
     let_go.set()
     recorder.close()
+
+
+def test_engine_steps_that_wait_are_bounded_by_the_memory_they_take() -> None:
+    """A few runs of a large batch are as much as thousands of requests; what they are taken for is about true."""
+    limit, exporter = 2 << 20, Kept()
+    recorder = Recorder(lambda: exporter, queue_bytes=limit)
+    recorder._thread = threading.current_thread()  # none that drains
+    loop = Steps(recorder)
+    ids = [f"request-{number}" for number in range(64)]
+
+    def runs(number: int) -> None:
+        for step in range(number * RUN_STEPS):
+            with loop.step() as marked:
+                marked.set(decode_requests=64)
+                marked.decoded(ids, list(range(step + 1000, step + 1064)))
+                marked.member("long", prefill_tokens=512)
+        loop.flush()
+
+    tracemalloc.start()
+    try:
+        runs(12)
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    waiting = len(recorder._queue)
+    assert 0 < waiting < 12
+    assert recorder.dropped == 12 - waiting
+    assert limit / 2 < taken < 2 * limit
+    recorder._drain()
+    runs(1)
+    recorder._drain()
+    assert len(exporter.requests) == waiting + 1
+    assert recorder.dropped == 12 - waiting
+
+
+def test_long_streams_that_wait_are_bounded_by_the_memory_they_take() -> None:
+    recorder = Recorder(Kept, queue_bytes=1 << 20)
+    recorder._thread = threading.current_thread()  # none that drains
+    for _ in range(600):
+        request = Request(recorder, None, {})
+        request.times.extend(range(10_000))
+        request.end()
+    assert BATCH_REQUESTS <= len(recorder._queue) <= BATCH_REQUESTS + (1 << 20) // 80_000
+    assert recorder.dropped == 600 - len(recorder._queue)
+    recorder._queue.clear()
 
 
 def test_an_otlp_endpoint_that_is_down_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,8 @@ sys.meta_path.insert(1, type("Old", (), {"find_module": lambda *_: None})())
 assert importlib.util.find_spec("uvicorn").loader.get_filename("uvicorn").endswith(".py")
 assert "uvicorn" not in sys.modules
 import uvicorn
-assert uvicorn.Config.load.__module__ == "pdtrace.instrumentation.uvicorn_server"
+load = uvicorn.Config.load
+assert load.__wrapped__.__module__ == "uvicorn.config" and not hasattr(load.__wrapped__, "__wrapped__")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -11,8 +11,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import brotli
+import httpx2
 import pytest
 import uvicorn
+import zstandard
 from recorded import Kept, attributes
 
 import pdtrace
@@ -23,6 +26,11 @@ openai = pytest.importorskip("openai")
 
 SEEN: list[dict[str, str]] = []
 FAILING: list[int] = []  # statuses of the next answers
+PACKINGS = {
+    "gzip": gzip.compress,
+    "br": brotli.compress,
+    "zstd": zstandard.ZstdCompressor().compress,
+}
 USAGE = {
     "prompt_tokens": 50, "completion_tokens": 4, "total_tokens": 54,
     "prompt_tokens_details": {"cached_tokens": 32},
@@ -95,9 +103,9 @@ async def served(scope: Any, receive: Any, send: Any) -> None:
         await answer(FAILING.pop(), b"application/json", [b'{"error":{"message":"busy"}}'])
     elif asked.get("stream"):
         made = responses(asked) if scope["path"].endswith("/responses") else streamed(asked)
-        if asked.get("user") == "packed":
-            whole = gzip.compress(b"".join(made))
-            await answer(200, b"text/event-stream", [whole[:60], whole[60:]], (b"content-encoding", b"gzip"))  # fmt: skip
+        if asked.get("user"):
+            whole = PACKINGS[asked["user"]](b"".join(made))
+            await answer(200, b"text/event-stream", [whole[:60], whole[60:]], (b"content-encoding", asked["user"].encode()))  # fmt: skip
         else:
             await answer(200, b"text/event-stream", made)
     else:
@@ -200,8 +208,11 @@ def test_choices_are_streams_of_their_own(kept: Kept, client: Any) -> None:
     assert "gen_ai.usage.output_tokens" not in first  # chunks are no tokens
 
 
-def test_a_stream_that_comes_packed(kept: Kept, client: Any) -> None:
-    assert len(list(client.chat.completions.create(**ASK, stream=True, user="packed"))) == 5
+@pytest.mark.parametrize("coding", sorted(PACKINGS))
+def test_a_stream_that_comes_packed(kept: Kept, client: Any, coding: str) -> None:
+    if coding not in httpx2.Client().headers["accept-encoding"]:
+        pytest.skip(f"the client cannot unpack {coding}")
+    assert len(list(client.chat.completions.create(**ASK, stream=True, user=coding))) == 5
     (call,) = told(kept)
     assert len(call["pdtrace.token.times_us"]) == 3
 

@@ -17,7 +17,7 @@ import aiohttp
 
 from pdtrace.instrumentation import api
 from pdtrace.instrumentation._patch import Patch
-from pdtrace.instrumentation.asgi import PATHS
+from pdtrace.instrumentation.answers import PATHS
 from pdtrace.instrumentation.httpx_calls import under_way
 from pdtrace.instrumentation.requests import Hop, current, quietly
 

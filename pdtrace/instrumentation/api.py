@@ -32,6 +32,7 @@ from pdtrace import semconv as s
 from pdtrace.instrumentation import _context
 from pdtrace.instrumentation.engine_steps import Steps
 from pdtrace.instrumentation.recorder import Exporter, Off, Opener, Recorder, Sampling
+from pdtrace.instrumentation.request_ids import MAX_CHARACTERS
 from pdtrace.instrumentation.requests import AnyPhase, Request, current
 
 _log = logging.getLogger("pdtrace.instrumentation")
@@ -192,7 +193,7 @@ def request(
     except Exception:
         _log.debug("pdtrace: headers not understood", exc_info=True)
     if request_id is not None:
-        attributes["request_id"] = request_id
+        attributes["request_id"] = str(request_id)[:MAX_CHARACTERS]
     if _defaults:
         attributes = {**_defaults, **attributes}
     try:

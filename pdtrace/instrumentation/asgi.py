@@ -14,6 +14,8 @@ from functools import partial
 from typing import Any
 
 from pdtrace.instrumentation import answers, api
+from pdtrace.instrumentation.answers import PATHS
+from pdtrace.instrumentation.request_ids import MAX_CHARACTERS
 from pdtrace.instrumentation.requests import Request, quietly
 
 Message = MutableMapping[str, Any]
@@ -21,10 +23,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-# Calls that make tokens, below any prefix; health checks and metrics are none.
-PATHS = re.compile(
-    r"/(chat/completions|completions|responses|messages|generate|generate_stream|inference)/?$"
-)
 _CLIENT_LEFT = "http.disconnect"
 # What servers of this process are that were not told; an engine's door sets it where the engine has spans of its own.
 _served_as: list[str] = []
@@ -147,7 +145,7 @@ class _Call:
         headers = _headers(message.get("headers", ()))
         self._answer.begun(message.get("status"), headers)
         if "request_id" not in self.request.attributes and "x-request-id" in headers:
-            self.request.attributes["request_id"] = headers["x-request-id"]
+            self.request.attributes["request_id"] = headers["x-request-id"][:MAX_CHARACTERS]
 
     def _answered(self, message: Message) -> None:
         self.complete = not message.get("more_body")

@@ -29,6 +29,8 @@ RUN_STEPS = 256  # steps of one span
 RUN_NS = 1_000_000_000  # or as many as begin within a second
 # Ids of one span: readers take much text under one key for a prompt. Further members have spans of their own.
 RUN_ID_BYTES = 3000
+# What is kept of a step until the recorder's thread makes columns of it, about: itself, a member, a decoding request.
+STEP_BYTES, MEMBER_BYTES, DECODING_BYTES = 500, 150, 48
 UNKNOWN = -1
 PARTS = "_parts"  # key of a run's attributes: those of further spans, made by encode.py
 
@@ -143,7 +145,16 @@ class _Run:
         span.put_off(partial(self._columns, span.attributes))
         if any(step.members or step.decoders for step, _ in self.steps):
             span.put_off(partial(self._members, span.attributes))
+        span.held_bytes = self._held_bytes()
         recorder.put(span)
+
+    def _held_bytes(self) -> int:
+        held = len(self.steps) * STEP_BYTES
+        for step, _ in self.steps:
+            held += len(step.members) * MEMBER_BYTES
+            if step.decoders is not None:
+                held += len(step.decoders.ids) * DECODING_BYTES
+        return held
 
     def _span(self, recorder: Destination, attributes: dict[str, Any]) -> Request:
         span = Request(recorder, None, attributes, s.SPAN_STEPS)

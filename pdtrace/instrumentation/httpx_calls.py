@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from pdtrace.instrumentation import answers, api
 from pdtrace.instrumentation._patch import Patch
-from pdtrace.instrumentation.asgi import PATHS
+from pdtrace.instrumentation.answers import PATHS
 from pdtrace.instrumentation.requests import Hop, Request, current, quietly
 
 _log = logging.getLogger("pdtrace.instrumentation")

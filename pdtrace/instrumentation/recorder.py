@@ -24,7 +24,9 @@ _log = logging.getLogger("pdtrace.instrumentation")
 QUEUE_REQUESTS = 8192  # finished requests that wait for the thread; more are dropped
 BATCH_REQUESTS = 256
 WAITING_BYTES = 32 << 10  # a larger body is not kept to be read where many requests wait
+QUEUE_BYTES = 128 << 20  # of engine steps and of requests that wait, about; more are dropped
 INTERVAL_S = 0.2  # so long may a finished request stay in memory: what a kill may cost
+_REQUEST_BYTES, _PHASE_BYTES = 2000, 400  # about
 _SCALE = 1 << 64
 
 
@@ -99,6 +101,9 @@ class Sampling:
             return True
         if request.error is not None or request.attributes.get("aborted"):
             return True
+        status = request.attributes.get("http_status")
+        if isinstance(status, int) and status >= 500:
+            return True
         if self.slow_ms is not None and request.end_ns - request.start_ns >= self.slow_ms * 1e6:
             return True
         times = request.stream.times
@@ -135,6 +140,7 @@ class Recorder:
         queue_requests: int = QUEUE_REQUESTS,
         interval_s: float = INTERVAL_S,
         opener: Opener | None = None,
+        queue_bytes: int = QUEUE_BYTES,
     ) -> None:
         self.opener = opener
         self.dropped = 0
@@ -142,6 +148,7 @@ class Recorder:
         self._make_exporter = make_exporter
         self._sampling = sampling or Sampling()
         self._limit = queue_requests
+        self._limit_bytes = queue_bytes
         self._interval_s = interval_s
         self._start_afresh()
         _living.add(self)
@@ -149,6 +156,7 @@ class Recorder:
     def _start_afresh(self) -> None:
         """Nothing queued, no thread, no exporter: at the start, and in a forked child."""
         self._queue: deque[Request] = deque()
+        self._held = self._let_go = 0  # bytes that came in and that went out since it was empty
         self._wake = threading.Event()
         self._draining = threading.Lock()
         self._starting = threading.Lock()
@@ -160,17 +168,26 @@ class Recorder:
     def put(self, request: Request) -> None:
         """Take a finished request, or count it as dropped."""
         queue = self._queue
-        if len(queue) >= self._limit or self._closing:
-            self.dropped += 1
-            return
         crowded = len(queue) >= BATCH_REQUESTS
         if crowded:
             _slim(request)  # before the thread may see it
+        if len(queue) >= self._limit or self._closing or not self._room_for(request.held_bytes):
+            self.dropped += 1
+            return
         queue.append(request)
         if self._thread is None:
             self._start()
         elif crowded and not self._wake.is_set():
             self._wake.set()
+
+    def _room_for(self, held_bytes: int) -> bool:
+        """Whether the queue takes so much more. Two threads that ask at once may be counted as one: no lock here."""
+        if not self._queue:
+            self._held = self._let_go = 0
+        if self._held - self._let_go + held_bytes > self._limit_bytes:
+            return False
+        self._held += held_bytes
+        return True
 
     def _start(self) -> None:
         with self._starting:
@@ -224,6 +241,7 @@ class Recorder:
                     self._queue.popleft() for _ in range(min(BATCH_REQUESTS, len(self._queue)))
                 ]
                 for request in batch:
+                    self._let_go += request.held_bytes
                     _settle(request)
                 self._export(batch)
 
@@ -256,13 +274,17 @@ class Recorder:
 
 
 def _slim(request: Request) -> None:
-    """A request that has to wait takes little room: its instants packed, no large body of a call."""
+    """A request that has to wait takes little room, and is counted: its instants packed, no large body of a call."""
+    held = request.held_bytes + _REQUEST_BYTES + len(request.phases) * _PHASE_BYTES
     if request.later:
         request.later = [work for work in request.later if _kept_bytes(work) <= WAITING_BYTES]
+        held += sum(map(_kept_bytes, request.later))
     for stream in request.streams:
         if stream.times:
             with contextlib.suppress(TypeError, OverflowError):  # no instants; told when written
                 stream.pack()
+            held += 8 * len(stream.times)
+    request.held_bytes = held
 
 
 def _kept_bytes(work: Callable[[], None]) -> int:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+MAX_CHARACTERS = 256  # of what names something and comes from outside
+
 _PREFIXES = (
     "cmpl-", "chatcmpl-", "embd-", "score-", "classify-", "pooling-", "pool-", "rerank-",
     "generate-tokens-", "resp_", "msg_",

@@ -160,6 +160,7 @@ class Request(Stream, _Block):
         "end_ns",
         "ended",
         "error",
+        "held_bytes",
         "later",
         "links",
         "name",
@@ -202,6 +203,7 @@ class Request(Stream, _Block):
         self.links: Sequence[Parent] = ()
         self.later: Sequence[Callable[[], None]] = ()  # what the recorder's thread has to do
         self.error: str | None = None
+        self.held_bytes = 0  # about so much memory, where it is counted
         self.end_ns = 0
         self._born = _forks[0]
         self._token: Token[Request | None] | None = None

@@ -1,0 +1,99 @@
+"""Packed answers (Content-Encoding), unpacked as their bytes pass, to look into a copy of them.
+
+gzip and deflate always; zstd and br where a package for them is there, as it is in a process that
+packs or unpacks them itself. What cannot be unpacked is not looked into.
+"""
+
+from __future__ import annotations
+
+import importlib
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+UNPACKED_BYTES = 1 << 20  # of one chunk: more is no stream of events
+_SLICE = 256  # packed bytes taken at once: they can become a thousand times as many
+NOT_PACKED = ("", "identity")
+
+
+class TooMuch(Exception):
+    """A chunk becomes more than any event does."""
+
+
+class Unpacking:
+    """The bytes of one answer."""
+
+    def __init__(self, begin: Callable[[bytes], Any]) -> None:
+        self._begin = begin
+        self._one: Any = (
+            None  # what takes bytes of the part that is on: gzip and zstd may have several
+        )
+
+    def feed(self, data: bytes) -> bytes:
+        """What these bytes become. Raises where they are none of this packing, or become too much."""
+        made, size = [], 0
+        for start in range(0, len(data), _SLICE):
+            rest = data[start : start + _SLICE]
+            while rest:
+                if self._one is None:
+                    self._one = self._begin(rest)
+                part = self._one.decompress(rest)
+                rest = b""
+                if self._one.eof:
+                    rest, self._one = self._one.unused_data, None
+                size += len(part)
+                if size > UNPACKED_BYTES:
+                    raise TooMuch
+                made.append(part)
+        return b"".join(made)
+
+
+def unpacking(coding: str) -> Unpacking | None:
+    """For this Content-Encoding; None where it cannot be unpacked here."""
+    begin = _PACKINGS.get(coding)
+    if begin is None:
+        return None
+    try:
+        begin(b"x")
+    except ImportError:
+        return None
+    return Unpacking(begin)
+
+
+def _zlib(head: bytes) -> Any:
+    # Some servers' "deflate" is the bare stream, without the two bytes of zlib (or those of gzip).
+    packed = head[0] & 0x0F == 8 or head[0] == 0x1F
+    return zlib.decompressobj(47 if packed else -15)
+
+
+def _zstd(_: bytes) -> Any:
+    for name in ("compression.zstd", "backports.zstd"):
+        try:
+            return importlib.import_module(name).ZstdDecompressor()
+        except ImportError:
+            continue
+    return importlib.import_module("zstandard").ZstdDecompressor().decompressobj()
+
+
+class _Brotli:
+    """brotli, and brotlicffi with the same names, as the others are."""
+
+    unused_data = b""
+
+    def __init__(self, _: bytes) -> None:
+        try:
+            module = importlib.import_module("brotli")
+        except ImportError:
+            module = importlib.import_module("brotlicffi")
+        inner = module.Decompressor()
+        self.decompress: Callable[[bytes], bytes] = inner.process
+
+    @property
+    def eof(self) -> bool:
+        """Another part never follows."""
+        return False
+
+
+_PACKINGS: dict[str, Callable[[bytes], Any]] = {
+    "gzip": _zlib, "x-gzip": _zlib, "deflate": _zlib, "zstd": _zstd, "br": _Brotli,
+}  # fmt: skip

@@ -83,13 +83,15 @@ class Queries:
         self._held: set[str] = set()
 
     @contextmanager
-    def held(self, connection: Connection, names: Iterable[str]) -> Iterator[None]:
+    def held(self, connection: Connection, names: Iterable[str], empty: set[str]) -> Iterator[None]:
         """Tables in place of these views, for as long as the block runs; then they wait to be made again.
 
-        Tables, not temporary ones: every connection to the store sees them.
+        Tables, not temporary ones: every connection to the store sees them. Those of `empty` have no rows.
         """
-        held = dict.fromkeys(names)
         try:
+            for name in empty:
+                self._hold(connection, name, library.queries()[name].empty)
+            held = [name for name in names if name not in empty]
             tasks = self._making(held) | {
                 name: Task(library.below(name), lambda c, name=name: self._hold(c, name))  # type: ignore[misc]
                 for name in held
@@ -145,10 +147,11 @@ class Queries:
         create(cursor, library.queries()[name])
         self._waiting.discard(name)
 
-    def _hold(self, cursor: Connection, name: str) -> None:
+    def _hold(self, cursor: Connection, name: str, rows: str = "") -> None:
         """A table of the view's name with its rows."""
         table = name if name in self._waiting else f"_held_{name}"
-        cursor.execute(f"CREATE OR REPLACE TABLE {table} AS {library.queries()[name].body}")
+        rows = rows or f"AS {library.queries()[name].body}"
+        cursor.execute(f"CREATE OR REPLACE TABLE {table} {rows}")
         if table != name:
             cursor.execute(f"DROP VIEW {name}")
             cursor.execute(f"ALTER TABLE {table} RENAME TO {name}")

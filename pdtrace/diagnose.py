@@ -23,7 +23,6 @@ _READ_BY_MANY = (
     "request_values",
     "value_quartiles",
     "deployment_sources",
-    "phase_by_request",
     "transfer_times",
     "prompt_reuse",
     "prefix_reuse",
@@ -337,7 +336,7 @@ def _able(store: Store) -> list[library.Query]:
     return [
         query
         for query in library.queries().values()
-        if query.kind == "findings" and (not query.when or store.scalar(f"SELECT {query.when}"))
+        if query.kind == "findings" and (not query.when or store.holds(query.when))
     ]
 
 

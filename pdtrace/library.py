@@ -73,6 +73,11 @@ class Query:
         inner = ", ".join(f"{p.name} := {p.default}" for p in self.params)
         return f"CREATE OR REPLACE MACRO {self.name}({inner}) AS TABLE {self.body}"
 
+    @property
+    def empty(self) -> str:
+        """The columns of a table that stands in where there are no rows."""
+        return "(" + ", ".join(f'"{c.name}" {c.type}' for c in self.columns) + ")"
+
 
 @cache
 def tables() -> dict[str, Table]:

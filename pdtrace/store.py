@@ -142,6 +142,12 @@ class Store:
         self.prepare(query)
         return self.connection.execute(query, parameters or []).fetchall()
 
+    def holds(self, condition: str) -> bool:
+        """Whether a condition over tables alone is true; no view or finding is made for a word in it."""
+        self._make(library.tables().keys() & set(_WORD.findall(condition.lower())))
+        row = self.connection.execute(f"SELECT {condition}").fetchone()
+        return bool(row and row[0])
+
     def count(self, table: str) -> int:
         """Rows of a table."""
         return int(self.scalar(f"SELECT count(*) FROM {table}"))
@@ -383,19 +389,27 @@ class Store:
         """
         if self.path is None:
             try:
-                with self._queries().held(self.connection, names):
+                with self._queries().held(self.connection, names, self._empty(names)):
                     yield
             finally:
                 self._answers.clear()
             return
-        self._make(names)
+        empty = self._empty(names)
+        self._make(set(names) - empty)
         for name in names:
-            self.connection.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS FROM main.{name}")
+            what = library.queries()[name].empty if name in empty else f"AS FROM main.{name}"
+            self.connection.execute(f"CREATE OR REPLACE TEMP TABLE {name} {what}")
         try:
             yield
         finally:
             for name in reversed(names):
                 self.connection.execute(f"DROP TABLE temp.{name}")
+
+    def _empty(self, names: Iterable[str]) -> set[str]:
+        """The views among these whose condition (`when:` of their header) does not hold: they have no rows."""
+        conditions = {name: library.queries()[name].when for name in names}
+        held = {when: self.holds(when) for when in set(conditions.values()) if when}
+        return {name for name, when in conditions.items() if when and not held[when]}
 
     def _queries(self) -> _ahead.Queries:
         return _ahead.Queries(self.cursor, self._waiting)

@@ -121,3 +121,23 @@ def test_parameters_become_macro_defaults() -> None:
     text = "-- x: title\n--\n-- grain: one row\n-- params:\n--   least_ms  50  no less\n-- columns:\n--   a  INTEGER  a number\nSELECT 1 AS a"
     query = library.parse_query("x", "views", text)
     assert query.ddl == "CREATE OR REPLACE MACRO x(least_ms := 50) AS TABLE SELECT 1 AS a"
+
+
+@pytest.mark.parametrize("name", [name for name in QUERIES if library.queries()[name].when])
+def test_a_condition_reads_tables_only_and_is_one_value(name: str, con: Store) -> None:
+    condition = library.queries()[name].when
+    words = set(re.findall(r"\w+", re.sub(r"'[^']*'", "", condition)))
+    assert not words & set(QUERIES)
+    assert con.holds(condition) is False
+
+
+@pytest.mark.parametrize(
+    "name", [q.name for q in library.queries().values() if q.when and not q.params]
+)
+def test_without_rows_a_table_of_the_same_columns_stands_in(name: str, con: Store) -> None:
+    columns = [(c.name, c.type) for c in library.queries()[name].columns]
+    with con.computed_once(name):
+        found = [(row[0], row[1]) for row in con.rows(f"DESCRIBE FROM {name}")]
+        assert con.count(name) == 0
+    assert found == columns
+    assert con.rows(f"DESCRIBE FROM {name}")  # the view again

@@ -9,6 +9,8 @@
 --
 -- grain:   one row per deployment and side (prefill or decode; one row where the same workers do both)
 -- needs:   load_spread, deployment_sources
+-- when:    (SELECT min(worker) <> max(worker) FROM (SELECT worker FROM workers
+--          UNION ALL SELECT prefill_worker FROM requests UNION ALL SELECT decode_worker FROM requests))
 -- params:
 --   min_requests   20    fewer cannot be told from chance
 --   min_over_mean  1.25  a quarter above the mean: below, headroom of any deployment covers it

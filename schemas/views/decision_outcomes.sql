@@ -6,6 +6,7 @@
 --
 -- grain:   one row per router choice
 -- needs:   decisions, legs, prompt_reuse, workers
+-- when:    EXISTS (FROM decisions)
 -- columns:
 --   deployment       VARCHAR  deployment
 --   request          VARCHAR  the request; NULL unknown

@@ -6,6 +6,7 @@
 --
 -- grain:   one row per (deployment, observer, emission, gap_us)
 -- needs:   streams, legs, counted_requests
+-- when:    EXISTS (FROM streams)
 -- columns:
 --   deployment  VARCHAR         deployment
 --   observer    VARCHAR         who saw the streams

@@ -2,6 +2,7 @@
 --
 -- grain:   one row per (deployment, observer, emission)
 -- needs:   gap_lengths
+-- when:    EXISTS (FROM streams)
 -- columns:
 --   deployment  VARCHAR         deployment
 --   observer    VARCHAR         who saw the streams

@@ -22,43 +22,64 @@ WITH observed AS (
   FROM observations o
   JOIN counted_requests c ON c.request = o.request
 ),
-metrics AS (
-  SELECT deployment, observer, 'ttft_ms' AS metric, ttft_ms AS value, definition, basis, level
-  FROM observed
-  UNION ALL
+-- How the values were found: few combinations of texts.
+kinds AS (
   SELECT
-    deployment, observer, 'e2e_ms', e2e_ms,
-    'start to end of the request as the ' || observer || ' saw it', basis, level
+    deployment, observer, definition, level,
+    list_position(['measured', 'reported', 'placed', 'inferred', 'upper_bound'], basis) AS weakness,
+    count(ttft_ms) > 0 AS ttft, count(e2e_ms) > 0 AS e2e, count(tpot_ms) > 0 AS tpot
   FROM observed
-  UNION ALL
+  GROUP BY ALL
+),
+found AS (
   SELECT
-    deployment, observer, 'tpot_ms', tpot_ms,
-    'time after the first token / (output tokens - 1); mean over requests', basis, level
+    deployment, observer,
+    string_agg(DISTINCT definition, '; ' ORDER BY definition) FILTER (ttft) AS ttft_definition,
+    max(weakness) FILTER (ttft) AS ttft_weakness, max(level) FILTER (ttft) AS ttft_level,
+    max(weakness) FILTER (e2e) AS e2e_weakness, max(level) FILTER (e2e) AS e2e_level,
+    max(weakness) FILTER (tpot) AS tpot_weakness, max(level) FILTER (tpot) AS tpot_level
+  FROM kinds
+  GROUP BY deployment, observer
+),
+distributions AS (
+  SELECT
+    deployment, observer,
+    count(ttft_ms) AS ttfts, avg(ttft_ms) AS ttft_mean, max(ttft_ms) AS ttft_max,
+    quantile_cont(ttft_ms, [0.5, 0.9, 0.95, 0.99]) AS ttft_quantiles,
+    count(e2e_ms) AS e2es, avg(e2e_ms) AS e2e_mean, max(e2e_ms) AS e2e_max,
+    quantile_cont(e2e_ms, [0.5, 0.9, 0.95, 0.99]) AS e2e_quantiles,
+    count(tpot_ms) AS tpots, avg(tpot_ms) AS tpot_mean, max(tpot_ms) AS tpot_max,
+    quantile_cont(tpot_ms, [0.5, 0.9, 0.95, 0.99]) AS tpot_quantiles
   FROM observed
+  GROUP BY deployment, observer
 ),
 summaries AS (
   SELECT
-    deployment,
-    observer,
-    metric,
-    string_agg(DISTINCT definition, '; ' ORDER BY definition) AS definition,
-    ['measured', 'reported', 'placed', 'inferred', 'upper_bound'][max(
-      list_position(['measured', 'reported', 'placed', 'inferred', 'upper_bound'], basis)
-    )] AS basis,
-    max(level) AS level,
-    count(*) AS count,
-    avg(value) AS mean,
-    quantile_cont(value, [0.5, 0.9, 0.95, 0.99]) AS quantiles,
-    max(value) AS max
-  FROM metrics
-  WHERE value IS NOT NULL
-  GROUP BY deployment, observer, metric
+    d.deployment, d.observer,
+    unnest([
+      {metric: 'ttft_ms', definition: ttft_definition, weakness: ttft_weakness, level: ttft_level,
+       count: ttfts, mean: ttft_mean, quantiles: ttft_quantiles, max: ttft_max},
+      {metric: 'e2e_ms',
+       definition: 'start to end of the request as the ' || d.observer || ' saw it',
+       weakness: e2e_weakness, level: e2e_level,
+       count: e2es, mean: e2e_mean, quantiles: e2e_quantiles, max: e2e_max},
+      {metric: 'tpot_ms',
+       definition: 'time after the first token / (output tokens - 1); mean over requests',
+       weakness: tpot_weakness, level: tpot_level,
+       count: tpots, mean: tpot_mean, quantiles: tpot_quantiles, max: tpot_max}
+    ], recursive := true)
+  FROM distributions d
+  JOIN found f
+    ON f.deployment IS NOT DISTINCT FROM d.deployment AND f.observer IS NOT DISTINCT FROM d.observer
 ),
 latencies AS (
   SELECT
-    deployment, observer, metric, definition, basis, level, count, mean,
+    deployment, observer, metric, definition,
+    ['measured', 'reported', 'placed', 'inferred', 'upper_bound'][weakness] AS basis,
+    level, count, mean,
     quantiles[1] AS p50, quantiles[2] AS p90, quantiles[3] AS p95, quantiles[4] AS p99, max
   FROM summaries
+  WHERE count > 0
   UNION ALL
   SELECT
     deployment, observer, 'itl_ms',

@@ -10,6 +10,7 @@
 --
 -- grain:   one row per request that did not fail and whose blocks are known
 -- needs:   prefix_requests, prompt_reuse
+-- when:    EXISTS (FROM prefix_requests)
 -- columns:
 --   deployment        VARCHAR  deployment
 --   request           VARCHAR  the request

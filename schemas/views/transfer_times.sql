@@ -7,6 +7,7 @@
 --
 -- grain:   one row per KV movement
 -- needs:   transfers, legs, requests, workers, kv_sizes
+-- when:    EXISTS (FROM transfers)
 -- columns:
 --   deployment          VARCHAR   deployment; NULL when neither end is known
 --   request             VARCHAR   request that it served; NULL unknown

@@ -11,6 +11,25 @@ from pdtrace.instrumentation.requests import Request
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE}-{SPAN}-01"
+# A server of its own process: two events a call; VERSION is there to be replaced.
+APP = """
+import os
+
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        while True:
+            message = await receive()
+            await send({"type": message["type"] + ".complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+    await receive()
+    head = [(b"content-type", b"text/event-stream"), (b"x-pid", str(os.getpid()).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": head})
+    for text in ("VERSION", "b"):
+        body = b'data: {"choices":[{"text":"' + text.encode() + b'"}]}\\n\\n'
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+    await send({"type": "http.response.body", "body": b"data: [DONE]\\n\\n"})
+"""
 
 
 class Kept:

@@ -15,25 +15,12 @@ from typing import Any
 
 import httpx
 import pytest
-from recorded import attributes
+from recorded import APP, attributes
 
-SERVER = """
-import sys, uvicorn
-
-async def app(scope, receive, send):
-    if scope["type"] == "lifespan":
-        while True:
-            message = await receive()
-            await send({"type": message["type"] + ".complete"})
-            if message["type"] == "lifespan.shutdown":
-                return
-    await receive()
-    head = [(b"content-type", b"text/event-stream")]
-    await send({"type": "http.response.start", "status": 200, "headers": head})
-    for text in (b"a", b"b"):
-        body = b'data: {"choices":[{"text":"' + text + b'"}]}\\n\\n'
-        await send({"type": "http.response.body", "body": body, "more_body": True})
-    await send({"type": "http.response.body", "body": b"data: [DONE]\\n\\n"})
+SERVER = (
+    APP.replace("VERSION", "a")
+    + """
+import uvicorn
 
 if __name__ == "__main__":
     config = uvicorn.Config(app, port=0, log_level="error")
@@ -43,6 +30,7 @@ if __name__ == "__main__":
     print(listener.getsockname()[1], flush=True)
     server.run(sockets=[listener])
 """
+)
 
 
 def spans(folder: Path) -> list[dict[str, Any]]:

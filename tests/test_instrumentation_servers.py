@@ -19,31 +19,12 @@ from typing import Any
 
 import httpx
 import pytest
-from recorded import Kept, attributes
+from recorded import APP, Kept, attributes
 
 import pdtrace
 from pdtrace import instrumentation as pdt
 from pdtrace.instrumentation import httpx_client
 from pdtrace.instrumentation.asgi import PdtraceMiddleware
-
-APP = """
-import os
-
-async def app(scope, receive, send):
-    if scope["type"] == "lifespan":
-        while True:
-            message = await receive()
-            await send({"type": message["type"] + ".complete"})
-            if message["type"] == "lifespan.shutdown":
-                return
-    await receive()
-    head = [(b"content-type", b"text/event-stream"), (b"x-pid", str(os.getpid()).encode())]
-    await send({"type": "http.response.start", "status": 200, "headers": head})
-    for text in ("VERSION", "b"):
-        body = b'data: {"choices":[{"text":"' + text.encode() + b'"}]}\\n\\n'
-        await send({"type": "http.response.body", "body": body, "more_body": True})
-    await send({"type": "http.response.body", "body": b"data: [DONE]\\n\\n"})
-"""
 
 
 def free_port() -> int:

@@ -7,7 +7,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import brotli
@@ -22,14 +22,6 @@ from pdtrace.instrumentation.answers import Answer
 from pdtrace.instrumentation.asgi import PdtraceMiddleware
 
 CHAT = "/v1/chat/completions"
-
-
-@pytest.fixture
-def kept() -> Iterator[Kept]:
-    exporter = Kept()
-    pdtrace.instrument(exporter=exporter)
-    yield exporter
-    pdtrace.uninstrument()
 
 
 def sse(*events: Any, line: str = "\n") -> bytes:

@@ -6,14 +6,11 @@ pdtrace run -o traces/ --role router -- python pd_proxy.py PORT PREFILL_URL DECO
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
 
 import httpx
-import uvicorn
-from starlette.applications import Starlette
+from relay import passed_on, run
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import StreamingResponse
 
 PORT, PREFILL, DECODE = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 ASKED = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None, "remote_host": None, "remote_port": None}  # fmt: skip
@@ -30,25 +27,8 @@ async def serve(request: Request) -> StreamingResponse:
     prefilled.raise_for_status()
     rest = {**body, "kv_transfer_params": prefilled.json()["kv_transfer_params"]}
     call = client.build_request("POST", f"{DECODE}{request.url.path}", json=rest, headers=headers)
-    answer = await client.send(call, stream=True)
+    return await passed_on(client, call)
 
-    async def chunks() -> AsyncIterator[bytes]:
-        async for chunk in answer.aiter_raw():
-            yield chunk
-        await answer.aclose()
-
-    return StreamingResponse(
-        chunks(), status_code=answer.status_code, media_type=answer.headers.get("content-type")
-    )
-
-
-async def health(_: Request) -> PlainTextResponse:
-    return PlainTextResponse("ok")
-
-
-app = Starlette(
-    routes=[Route("/health", health), Route("/v1/{path:path}", serve, methods=["POST"])]
-)
 
 if __name__ == "__main__":
-    uvicorn.run(app, host="127.0.0.1", port=PORT, log_level="warning")
+    run(PORT, serve)

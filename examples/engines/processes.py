@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import random
@@ -100,6 +101,15 @@ def load(url: str, model: str, truth: Path, *words: str, recorded: Path | None =
         record = ["-m", "pdtrace", "run", "-o", str(recorded), "--"]
         command = [sys.executable, *record, *command, "--no-traceparent"]
     subprocess.run(command, check=True)
+
+
+def arguments(what: str | None, modes: Sequence[str], requests: int) -> argparse.ArgumentParser:
+    """The words that every run_ENGINE.py takes."""
+    parser = argparse.ArgumentParser(description=what)
+    parser.add_argument("folder", type=lambda text: Path(text).resolve())
+    parser.add_argument("--mode", choices=modes, default=modes[0])
+    parser.add_argument("--requests", default=str(requests))
+    return parser
 
 
 def get(url: str) -> str:

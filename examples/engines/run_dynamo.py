@@ -7,7 +7,6 @@ The capture lies in FOLDER/capture (pdtrace diagnose reads it), what the client 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import tempfile
 import time
@@ -15,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import tiny_model
-from processes import free_ports, get, load, running, save
+from processes import arguments, free_ports, get, load, running, save
 from receiver import receiving
 from venvs import environment
 
@@ -113,15 +112,10 @@ def _wait_for_all(url: str, workers: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--mode", choices=MODES, default=MODES[0])
-    parser.add_argument("--requests", default="40")
-    arguments = parser.parse_args()
-    folder = arguments.folder.resolve()
-    model = tiny_model.make(folder / "model")
-    with serving(folder / "capture", arguments.mode, model) as url:
-        load(url, MODEL, folder / "truth.jsonl", "--requests", arguments.requests)
+    given = arguments(__doc__, MODES, 40).parse_args()
+    model = tiny_model.make(given.folder / "model")
+    with serving(given.folder / "capture", given.mode, model) as url:
+        load(url, MODEL, given.folder / "truth.jsonl", "--requests", given.requests)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,13 @@ The capture lies in FOLDER/capture (pdtrace diagnose reads it), what the client 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from processes import free_ports, load, running, save
+from processes import arguments, free_ports, load, running, save
 from receiver import receiving
 from venvs import environment
 
@@ -74,14 +73,9 @@ def serving(folder: Path, mode: str) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--mode", choices=MODES, default=MODES[0])
-    parser.add_argument("--requests", default="40")
-    arguments = parser.parse_args()
-    folder = arguments.folder.resolve()
-    with serving(folder / "capture", arguments.mode) as url:
-        load(url, MODEL, folder / "truth.jsonl", "--requests", arguments.requests)
+    given = arguments(__doc__, MODES, 40).parse_args()
+    with serving(given.folder / "capture", given.mode) as url:
+        load(url, MODEL, given.folder / "truth.jsonl", "--requests", given.requests)
 
 
 if __name__ == "__main__":

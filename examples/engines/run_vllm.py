@@ -8,7 +8,6 @@ The capture lies in FOLDER/capture (pdtrace diagnose reads it), what the client 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -20,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import tiny_model
-from processes import Running, free_ports, load, running, save
+from processes import Running, arguments, free_ports, load, running, save
 from receiver import receiving
 from venvs import environment, pip
 
@@ -148,26 +147,13 @@ def serving(folder: Path, mode: str, model: Path, *, doors: bool = False) -> Ite
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--mode", choices=MODES, default=MODES[0])
-    parser.add_argument("--requests", default="24")
+    parser = arguments(__doc__, MODES, 24)
     parser.add_argument("--doors", action="store_true")
-    arguments = parser.parse_args()
-    folder = arguments.folder.resolve()
-    model = tiny_model.make(folder / "model")
-    with serving(folder / "capture", arguments.mode, model, doors=arguments.doors) as url:
-        load(
-            url,
-            MODEL,
-            folder / "truth.jsonl",
-            "--requests",
-            arguments.requests,
-            "--rate",
-            "3",
-            "--long",
-            "1000",
-        )
+    given = parser.parse_args()
+    words = ("--requests", given.requests, "--rate", "3", "--long", "1000")
+    model = tiny_model.make(given.folder / "model")
+    with serving(given.folder / "capture", given.mode, model, doors=given.doors) as url:
+        load(url, MODEL, given.folder / "truth.jsonl", *words)
 
 
 if __name__ == "__main__":

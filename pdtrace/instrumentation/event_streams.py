@@ -28,20 +28,55 @@ _FINISH = re.compile(rb'"finish_reason":\s*"')
 _LAST = re.compile(rb'"type":\s*"(?:response\.(?:completed|incomplete|failed)|message_stop|error)"')
 
 
-class EventStream:
-    """Counts the events of a server-sent stream as they pass, and keeps its first and last few."""
+class Events:
+    """A stream of server-sent events, line by line."""
 
-    __slots__ = (
-        "_forgotten", "_head", "_notes", "_others", "_rest", "_tail", "_token", "_warm", "done", "request",
-    )  # fmt: skip
+    __slots__ = ("_forgotten", "_rest", "done", "request")
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self._token = request.token
-        self._warm = False  # the first events are kept
         self.done = False  # the stream has said that it is over
         self._forgotten = False
-        self._rest = b""
+        self._rest = b""  # of a line that is not whole yet
+
+    def feed(self, chunk: bytes) -> None:
+        """Bytes of the stream, cut anywhere."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        if len(self._rest) > KEPT_LINE_BYTES:
+            self._rest = b""
+        for line in lines:
+            if line.startswith(_DATA):
+                self._line(line)
+
+    def _line(self, line: bytes) -> None:
+        """The data of an event."""
+
+    def forget(self) -> None:
+        """The rest cannot be read, and what was counted is not the whole."""
+        self._forgotten = True
+
+    def settle(self) -> None:
+        """Read what the events say, once all have passed. Not for the serving thread."""
+        if self._forgotten:
+            del self.request.times[:]
+            return
+        if self._rest:
+            Events.feed(self, b"\n")
+        self._read()
+
+    def _read(self) -> None:
+        """Read it."""
+
+
+class EventStream(Events):
+    """Counts the events as they pass, each an emission, and keeps its first and last few."""
+
+    __slots__ = ("_head", "_notes", "_others", "_tail", "_token", "_warm")
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        self._token = request.token
+        self._warm = False  # the first events are kept
         self._head: list[bytes] = []
         self._tail: deque[bytes] = deque(maxlen=_TAIL_EVENTS)  # whole events, one or more each
         self._others: dict[int, int] = {}  # number of an event -> its choice, where that is not 0
@@ -67,24 +102,18 @@ class EventStream:
             ):
                 self._choice(chunk)
             return
-        self._lines(chunk)
+        super().feed(chunk)
 
-    def _lines(self, chunk: bytes) -> None:
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        if len(self._rest) > KEPT_LINE_BYTES:
-            self._rest = b""
-        for line in lines:
-            if not line.startswith(_DATA):
-                continue
-            if _DONE in line[:16]:
-                self.done = True
-                continue
-            self.request.token()
-            self._tail.append(line)
-            if not self._warm:
-                self._head.append(line)
-                self._warm = len(self._head) >= _HEAD_EVENTS
-            self._choice(line)
+    def _line(self, line: bytes) -> None:
+        if _DONE in line[:16]:
+            self.done = True
+            return
+        self.request.token()
+        self._tail.append(line)
+        if not self._warm:
+            self._head.append(line)
+            self._warm = len(self._head) >= _HEAD_EVENTS
+        self._choice(line)
 
     def _choice(self, event: bytes) -> None:
         """Which of several choices (n > 1) an event is of."""
@@ -97,17 +126,8 @@ class EventStream:
         if self._others and _FINISH.search(event) and len(self._notes) < _NOTES:
             self._notes[len(self.request.times) - 1] = event
 
-    def forget(self) -> None:
-        """The rest cannot be read, and what was counted is not the whole."""
-        self._forgotten = True
-
-    def settle(self) -> None:
-        """Take out what carried no token, and read usage and reasons. Not for the serving thread."""
-        if self._forgotten:
-            del self.request.times[:]
-            return
-        if self._rest:
-            self._lines(b"\n")
+    def _read(self) -> None:
+        """Take out what carried no token, and read usage and reasons."""
         known = self._known()
         silent = {number for number, event in known.items() if event is not None and not _emits(event)}  # fmt: skip
         stream = self.request.stream
@@ -136,46 +156,26 @@ class EventStream:
         return known
 
 
-class TypedStream:
-    """Counts the events with text of a stream whose events name their type; of the others the last few are read."""
+class TypedStream(Events):
+    """Counts the events with text of a stream whose events name their type; of the others the first and last few are read."""
 
-    __slots__ = ("_delta", "_forgotten", "_head", "_notes", "_rest", "done", "request")
+    __slots__ = ("_delta", "_head", "_notes")
 
     def __init__(self, request: Request, delta: re.Pattern[bytes]) -> None:
-        self.request = request
-        self.done = False
+        super().__init__(request)
         self._delta = delta
-        self._forgotten = False
-        self._rest = b""
         self._head: list[bytes] = []  # the first one may be all that tells of the prompt
         self._notes: deque[bytes] = deque(maxlen=_NOTES)
 
-    def feed(self, chunk: bytes) -> None:
-        """Bytes of the stream, cut anywhere."""
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        if len(self._rest) > KEPT_LINE_BYTES:
-            self._rest = b""
-        for line in lines:
-            if not line.startswith(_DATA):
-                continue
-            if self._delta.search(line):
-                self.request.token()
-            else:
-                few = len(self._head) < _HEAD_EVENTS
-                (self._head if few else self._notes).append(line)
-                self.done = self.done or _DONE in line[:16] or bool(_LAST.search(line))
-
-    def forget(self) -> None:
-        """The rest cannot be read, and what was counted is not the whole."""
-        self._forgotten = True
-
-    def settle(self) -> None:
-        """Read usage and reasons. Not for the serving thread."""
-        if self._forgotten:
-            del self.request.times[:]
+    def _line(self, line: bytes) -> None:
+        if self._delta.search(line):
+            self.request.token()
             return
-        if self._rest:
-            self.feed(b"\n")
+        few = len(self._head) < _HEAD_EVENTS
+        (self._head if few else self._notes).append(line)
+        self.done = self.done or _DONE in line[:16] or bool(_LAST.search(line))
+
+    def _read(self) -> None:
         for line in (*self._head, *self._notes):
             event = _parsed(line)
             if event is not None:

@@ -32,6 +32,11 @@ class Run:
         return list(self.store.sql(query).iter_rows(named=True))
 
 
+def read(*folders: Path) -> Run:
+    """Whole runs, each a folder with capture/ and truth.jsonl."""
+    return Run([one / "capture" for one in folders], [one / "truth.jsonl" for one in folders])
+
+
 def made(folder: Path) -> bool:
     """Whether the run that belongs there is there already."""
     return (folder / "truth.jsonl").exists()

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import run_dynamo as dynamo
 from checks import (
-    Run,
     balanced,
     each_request_once,
     exact_partition,
@@ -18,6 +17,7 @@ from checks import (
     legs_of,
     made,
     or_skip,
+    read,
     served_where,
     workers_are,
 )
@@ -45,10 +45,6 @@ def capture(
         traces = dumps / "client" if recorded else None
         load(url, dynamo.MODEL, folder / "truth.jsonl", *REQUESTS, *words, recorded=traces)
     return folder
-
-
-def read(*folders: Path) -> Run:
-    return Run([one / "capture" for one in folders], [one / "truth.jsonl" for one in folders])
 
 
 @pytest.mark.parametrize("mode", ["disaggregated", "bootstrap", "aggregated"])

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import run_smg as smg
 from checks import (
-    Run,
     balanced,
     each_request_once,
     exact_partition,
     joined_by,
     made,
     or_skip,
+    read,
     served_where,
     workers_are,
 )
@@ -37,10 +37,6 @@ def capture(folder: Path, mode: str, recorded: bool = False) -> Path:
         traces = dumps / "client" if recorded else None
         load(url, smg.MODEL, folder / "truth.jsonl", *REQUESTS, recorded=traces)
     return folder
-
-
-def read(*folders: Path) -> Run:
-    return Run([one / "capture" for one in folders], [one / "truth.jsonl" for one in folders])
 
 
 @pytest.mark.parametrize("mode", smg.MODES)

@@ -331,7 +331,9 @@ class _Reader:
                     pl.lit("warning").alias("severity"),
                     "request_id",
                     pl.lit(1, dtype=pl.Int64).alias("count"),
-                    pl.coalesce("error", pl.lit("client went away")).alias("detail"),
+                    pl.coalesce("error", pl.lit("aborted (as a rule the client went away)")).alias(
+                        "detail"
+                    ),
                 )
             )
         events = pl.concat(frames)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pdtrace._words import Row, Words, sentence
+from pdtrace._words_time import clock_time
 from pdtrace.numbers import count, duration, plural, seconds, share
 
 GAP_WORDS = {
@@ -51,6 +52,10 @@ def preemption(row: Row) -> Words:
     )
 
 
+def _first_at(time_ns: int | None) -> str:
+    return f", first at {clock_time(time_ns)}" if time_ns is not None else ""
+
+
 def failed_requests(row: Row) -> Words:
     """Failures, aborts, HTTP errors."""
     parts = []
@@ -73,6 +78,27 @@ def failed_requests(row: Row) -> Words:
             "Aborted requests count neither as failed nor as good.",
         ),
         suggestions=("reading the log around these requests: `pdtrace query events PATH`",),
+    )
+
+
+def engine_failure(row: Row) -> Words:
+    """An engine died or ran out of memory."""
+    kinds = "; ".join(f"{k['detail']} ({k['events']:,} x)" for k in (row["kinds"] or [])[:5])
+    whole = len(row["workers"] or [])
+    return Words(
+        title=f"an engine failed: {kinds}",
+        detail=sentence(
+            f"{plural(whole, 'worker')} logged it{_first_at(row['first_ns'])}.",
+            f"{plural(row['requests'], 'request')} in flight then did not complete; that this was why is not in the data."
+            if row["requests"]
+            else None,
+            f"{plural(row['restarts'], 'start')} of a worker followed."
+            if row["restarts"]
+            else None,
+        ),
+        suggestions=(
+            "reading the log before its first such line; less memory for the KV cache, or a smaller token budget, where memory ran out",
+        ),
     )
 
 

@@ -558,6 +558,42 @@ def test_no_failure_no_row(con: Store) -> None:
     none(con, "failed_requests")
 
 
+def test_an_engine_that_died_is_told_with_what_was_in_flight(con: Store) -> None:
+    con.append("workers", [worker("a", "aggregated")])
+    con.append("events", [
+        {"worker": "a", "kind": "oom", "severity": "critical", "time_ns": 100, "resolution_ns": 10, "detail": "out of memory"},
+        {"worker": "a", "kind": "failure", "severity": "critical", "time_ns": 120, "detail": "engine died", "count": 2},
+        {"worker": "a", "kind": "started", "severity": "info", "time_ns": 900},
+        {"worker": "a", "kind": "failure", "severity": "warning", "time_ns": 5, "request_id": "q"},  # a request's
+    ])  # fmt: skip
+    whole = {"deployment": "d", "outcome": "completed"}
+    con.append("requests", [
+        whole | {"request": "lost", "start_ns": 50, "end_ns": 105, "outcome": "aborted"},
+        whole | {"request": "no end", "start_ns": 60, "end_ns": None, "outcome": "unknown"},
+        whole | {"request": "finished", "start_ns": 50, "end_ns": 99},
+        whole | {"request": "before", "start_ns": 1, "end_ns": 20, "outcome": "failed"},
+        whole | {"request": "later", "start_ns": 950, "end_ns": None, "outcome": "unknown"},
+    ])  # fmt: skip
+    row = one(con, "engine_failure")
+    assert (row["severity"], row["level"], row["value"], row["requests"]) == ("critical", "D", 3, 2)
+    assert (row["first_ns"], row["last_ns"], row["restarts"], row["workers"]) == (
+        100,
+        120,
+        1,
+        ["a"],
+    )
+    assert row["kinds"] == [
+        {"detail": "engine died", "events": 2},
+        {"detail": "out of memory", "events": 1},
+    ]
+
+
+def test_a_request_that_failed_is_no_dead_engine(con: Store) -> None:
+    con.append("workers", [worker("a", "aggregated")])
+    con.append("events", [{"worker": "a", "kind": "failure", "severity": "warning", "request_id": "q", "time_ns": 5}])  # fmt: skip
+    none(con, "engine_failure")
+
+
 def test_kv_alarms_are_critical_and_counted_once(con: Store) -> None:
     con.append("workers", [worker("p", "prefill")])
     con.append("events", [

@@ -121,7 +121,7 @@ def test_abort_refusal_batch_and_two_streams(collect) -> None:
     assert legs["max_tokens"].to_list() == [4000, None, 6, 4, 4, 4]
     assert legs["leg"].n_unique() == 6
     assert rows(found["events"].sort("kind"), "kind", "request_id", "detail") == [
-        ("abort", "cmpl-edge-abort-0", "client went away"),
+        ("abort", "cmpl-edge-abort-0", "aborted (as a rule the client went away)"),
         ("http_error", None, "400 POST /v1/completions"),
     ]
     assert found["steps"]["pulled_requests"].is_null().all()

@@ -35,6 +35,9 @@ _RFC3339 = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\
 # Rust's tracing prints its own RFC 3339 stamp before level and target: nobody's prefix.
 _OWN_STAMP = r"^\s*(?:TRACE|DEBUG|INFO|WARN|ERROR)\s+[A-Za-z_][\w:.-]*(?:\{|: )"
 
+# Kubernetes ends the names of pods with five of these letters and digits
+_POD_NAME = r"-[bcdfghjklmnpqrstvwxz2456789]{5}$"
+
 # name -> pattern with the groups (stream parts ..., time, rest) named s1, s2, time, flag, rest
 _WRAPPERS: dict[str, str] = {
     "kubectl": r"^\[(?:pod/)?(?P<s1>[a-z0-9][^\s\]]*/[^\s\]]+)\] ?(?P<rest>.*)$",
@@ -202,12 +205,13 @@ def _carries(text: pl.Series, name: str) -> bool:
     if "s1" not in groups.columns:
         return True
     names = hits.select([c for c in ("s1", "s2") if c in hits.columns]).unique().height
-    if (
-        name == "stern"
-    ):  # two bare words are weak evidence: nearly every line, few pairs, many lines
-        return (
-            len(text) >= 10 and hits.height >= 0.9 * len(text) and names <= max(2, len(text) // 10)
-        )
+    if name == "stern":
+        if hits.height < 0.9 * len(text):
+            return False
+        if hits["s1"].str.contains(_POD_NAME).all():
+            return names <= MAX_STREAMS
+        # two bare words are weak evidence: few pairs, many lines
+        return len(text) >= 10 and names <= max(2, len(text) // 10)
     return names <= MAX_STREAMS and (names <= 2 or names <= hits.height / 2)
 
 

@@ -19,7 +19,7 @@ _BANNER = re.compile(r"vLLM API server version v?(\d\S*)|[█▄▀]\s+version\s
 _BANNER_MODEL = re.compile(r"[█▄▀]\s+model\s+(\S.*)$")
 _ARGS = re.compile(r"(?:non-default args: |args: )(\{.*\}|Namespace\(.*\))\s*$", re.S)
 _ENGINE = re.compile(
-    r"Initializing an? (?:V\d )?LLM engine \(v?(\d[^)\s]*)\) with config: (.*)$", re.S
+    r"Initializing an? (?:V\d )?LLM engine (?:\(v?(\d[^)\s]*)\) )?with config: (.*)$", re.S
 )
 _CONNECTOR = re.compile(
     r"Creating (?:v1|V1|\w+) connector with name: (\S+)(?: and engine_id: (\S+))?"
@@ -99,7 +99,7 @@ def read_line(message: str) -> dict[str, str]:
     if match := _ARGS.search(message):
         facts |= _arguments(match[1])
     if match := _ENGINE.search(message):
-        facts |= {"version": match[1]} | _engine_config(match[2])
+        facts |= ({"version": match[1]} if match[1] else {}) | _engine_config(match[2])
     if match := _CONNECTOR.search(message):
         facts["kv_connector"] = match[1]
         if match[2]:

@@ -66,6 +66,7 @@ def with_fields(lines: pl.DataFrame) -> pl.DataFrame:
         loose = text.str.extract_groups(LOOSE_PREFIX).struct.unnest()
         if loose["stamp"].null_count() < 0.5 * lines.height:
             groups, pattern = loose, LOOSE_PREFIX
+    lines = _replicas_apart(lines, groups["process"])
     frame = lines.with_columns(
         pl.coalesce(groups["process"], pl.col("json_process")).alias("process"),
         pl.coalesce(groups["pid"], pl.col("json_pid")).alias("pid"),
@@ -75,6 +76,21 @@ def with_fields(lines: pl.DataFrame) -> pl.DataFrame:
     # steps are parsed by their text, and may be nearly all lines of a log
     message = pl.when(~is_step(text)).then("text").otherwise(None)
     return frame.with_columns(message.str.replace(pattern, "").alias("message"))
+
+
+def _replicas_apart(lines: pl.DataFrame, process: pl.Series) -> pl.DataFrame:
+    """Ray prints the lines of all replicas of a deployment into one log: each is a stream of its own.
+
+    Source: ray-project/ray, `(ServeReplica:<app>:<deployment> pid=N[, ip=A]) ` before each line.
+    """
+    replica = process.str.starts_with("ServeReplica:")
+    if not replica.any():
+        return lines
+    name = pl.col("text").str.extract(r"^\((ServeReplica:[^()]*)\)")
+    own = pl.when(pl.col("stream") == "").then(name).otherwise(pl.col("stream") + "/" + name)
+    return lines.with_columns(
+        pl.when(replica.fill_null(value=False)).then(own).otherwise("stream").alias("stream")
+    )
 
 
 def is_step(text: pl.Series) -> pl.Series:

@@ -24,7 +24,12 @@ def kv_pressure(row: Row) -> Words:
     """The KV cache was nearly full."""
     waiting = row["waiting_max"]
     return Words(
-        title=f"KV cache at {share(row['high_from_ratio'])} or more for {share(row['value'])} of the time",
+        title=f"KV cache at {share(row['high_from_ratio'])} or more for {share(row['value'])} of the time"
+        + (
+            f" on the fullest of {row['ranks']:,} ranks ({row['ranks_pressed']:,} nearly full)"
+            if row["ranks"]
+            else ""
+        ),
         detail=sentence(
             f"Median usage {share(row['usage_p50_ratio'])}, greatest {share(row['usage_max_ratio'])} "
             f"({plural(row['observations'], 'observation')}).",

@@ -109,7 +109,9 @@ def verdict(deployment: Deployment, rows: Mapping[str, Row]) -> str:
         parts.append(_cause(deployment) or ("" if deployment.latency else _words_table.NO_TIMES))
     else:
         failed = rows.get("failed_requests")
+        dead = next((f for f in deployment.findings if f.id == "engine_failure"), None)
         parts += [
+            _capital(dead.title) + "." if dead else "",
             _words_table.failures(failed) if failed else "",
             _words_table.closing(deployment, rows),
         ]

@@ -424,6 +424,20 @@ def test_kv_pressure_from_steps_and_from_samples(con: Store) -> None:
     none(con, "kv_pressure", high_ratio=0.99)
 
 
+def test_a_full_rank_is_not_averaged_away_by_an_empty_one(con: Store) -> None:
+    """Ranks of one server have caches of their own: two of three are full all the time."""
+    con.append("workers", [worker("a")])
+    con.append("samples", [
+        {"worker": "a", "source": 1, "record": r, "time_ns": t, "metric": m, "labels": f'{{"engine":"{r}"}}', "value": v, "kind": "gauge"}
+        for t in range(4)
+        for r, usage, waiting in ((0, 1.0, 117), (1, 0.98, 2), (2, 0.5, 900))
+        for m, v in (("vllm:kv_cache_usage_perc", usage), ("vllm:num_requests_waiting", waiting))
+    ])  # fmt: skip
+    row = one(con, "kv_pressure")
+    assert (row["value"], row["ranks_pressed"], row["ranks"], row["workers"]) == (1.0, 2, 3, ["a"])
+    assert (row["waiting_max"], row["usage_p50_ratio"]) == (117, 1.0)  # 900 wait at the empty one
+
+
 def test_preemptions_from_events_and_counters(con: Store) -> None:
     con.append("workers", [worker("a"), worker("b")])
     con.append("requests", [request(n) for n in range(20)])

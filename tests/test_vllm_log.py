@@ -11,6 +11,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+import pdtrace
 from pdtrace.collectors import vllm_log
 from pdtrace.collectors._vllm_log_config import python_repr, read_line
 from pdtrace.inputs import expand
@@ -374,6 +375,50 @@ def test_a_dead_engine_is_told_in_the_words_of_every_era(log, line: str) -> None
     assert found["events"].select("kind", "severity", "detail").rows() == [
         ("failure", "critical", "engine died")
     ]
+
+
+def test_a_dead_engine_stands_in_the_verdict(tmp_path: Path) -> None:
+    (tmp_path / "v.log").write_text(
+        "INFO 08-05 16:38:20 async_llm_engine.py:173] Added request a.\n"
+        "INFO 08-05 16:38:23 async_llm_engine.py:140] Finished request a.\n"
+        "ERROR 08-05 16:38:30 async_llm_engine.py:56] Engine background task failed\n"
+    )
+    assert (
+        "An engine failed: engine died (1 x)."
+        in pdtrace.open(tmp_path).diagnose().deployments[0].verdict
+    )
+
+
+STATS = "INFO 07-02 11:00:0{} [loggers.py:118] Engine 000: Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 7.0 tokens/s, Running: {} reqs, Waiting: 0 reqs\n"
+
+
+def test_replicas_of_ray_serve_are_servers_of_their_own(log) -> None:
+    """The prefix of ray-project/ray; vLLM's own processes may stand behind it."""
+    found = log(
+        "(ServeReplica:app:LLM pid=5678, ip=10.0.0.4) " + STATS.format(1, 1)
+        + "(ServeReplica:app:LLM pid=5679, ip=10.0.0.5) (APIServer pid=5690) " + STATS.format(1, 10)
+        + "(ServeReplica:app:LLM pid=5678, ip=10.0.0.4) " + STATS.format(2, 3)
+    )  # fmt: skip
+    running = found["samples"].filter(pl.col("metric") == "vllm:num_requests_running")
+    values = running.group_by("worker").agg(pl.col("value").sort())["value"].to_list()
+    assert sorted(values) == [[1.0, 3.0], [10.0]]
+
+
+def test_pods_of_stern_are_servers_of_their_own(log) -> None:
+    """`stern` puts pod and container in front; a few lines are enough where the pods' names are Kubernetes'."""
+    found = log(
+        "vllm-prefill-6d5f7c9b8-x2x9z vllm " + STATS.format(1, 1)
+        + "vllm-decode-7f9b5d6c8-q8k2m vllm " + STATS.format(1, 10)
+        + "vllm-decode-7f9b5d6c8-q8k2m vllm " + STATS.format(2, 11)
+    )  # fmt: skip
+    aliases = found["worker_aliases"].filter(pl.col("kind") == "pod")["value"].unique().sort().to_list()
+    assert aliases == ["vllm-decode-7f9b5d6c8-q8k2m", "vllm-prefill-6d5f7c9b8-x2x9z"]
+
+
+def test_the_model_of_the_first_releases_is_read() -> None:
+    """`with config:` without a version in front (vLLM 0.1 to 0.3)."""
+    line = "Initializing an LLM engine with config: model='lmsys/vicuna-7b', tokenizer='lmsys/vicuna-7b', seed=0)"
+    assert read_line(line)["model"] == "lmsys/vicuna-7b"
 
 
 def test_a_cut_last_line_is_no_measurement(log) -> None:

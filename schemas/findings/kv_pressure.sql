@@ -3,7 +3,8 @@
 -- From engine steps where they say the usage (weighted by duration, level A), else from samples
 -- (level D; whose gauges may lag). Values above 1.5 are taken for percent. A worker counts when it
 -- was at or above high_ratio for at least min_time_ratio of what was seen, or once while requests
--- waited. Severity: warning when requests waited while the cache was nearly full, info otherwise.
+-- waited. Ranks of one server (data parallel: label engine, rank of a step) have caches of their own
+-- and are judged one by one. Severity: warning when requests waited while the cache was nearly full, info otherwise.
 -- No seconds: what the pressure cost shows in queue and preemption.
 --
 -- grain:   one row per deployment
@@ -17,7 +18,7 @@
 --   severity         VARCHAR    warning or info
 --   cost_s           DOUBLE     s  NULL: not in seconds
 --   level            VARCHAR    A (steps) or D (samples)
---   value            DOUBLE     share of the observed time at or above high_ratio, of the fullest worker
+--   value            DOUBLE     share of the observed time at or above high_ratio, of the fullest worker (of its fullest rank)
 --   unit             VARCHAR    1
 --   interval_low     DOUBLE     NULL
 --   interval_high    DOUBLE     NULL
@@ -30,31 +31,37 @@
 --   usage_max_ratio  DOUBLE     1  greatest usage seen
 --   waiting_max      DOUBLE     most requests waiting while a cache was at or above high_ratio; NULL unknown
 --   observations     BIGINT     steps or samples seen of the workers under pressure
+--   ranks_pressed    BIGINT     ranks under pressure of servers with several
+--   ranks            BIGINT     ranks of these servers
 --   high_from_ratio  DOUBLE     1  the usage that counts as high
 WITH step_usage AS (
-  SELECT worker, kv_usage_ratio AS usage, waiting::DOUBLE AS waiting,
+  SELECT worker, coalesce(rank::VARCHAR, '') AS rank, kv_usage_ratio AS usage, waiting::DOUBLE AS waiting,
     coalesce(elapsed_ns, 1)::DOUBLE AS weight, 'A' AS level
   FROM steps
   WHERE kv_usage_ratio IS NOT NULL
 ),
-waiting_sample AS (
-  SELECT source, record, worker, time_ns, max(value) AS waiting
+told_sample AS (
+  SELECT *, coalesce(labels ->> 'engine', labels ->> 'dp_rank', '') AS rank
   FROM samples
+),
+waiting_sample AS (
+  SELECT source, record, worker, rank, time_ns, max(value) AS waiting
+  FROM told_sample
   WHERE regexp_matches(
     metric, '(^|[:_])(num_requests_waiting|num_queue_reqs|waiting_requests|requests_waiting)$'
   )
-  GROUP BY source, record, worker, time_ns
+  GROUP BY source, record, worker, rank, time_ns
 ),
 sample_usage AS (
-  SELECT m.worker, CASE WHEN m.value > 1.5 THEN m.value / 100 ELSE m.value END AS usage,
+  SELECT m.worker, m.rank, CASE WHEN m.value > 1.5 THEN m.value / 100 ELSE m.value END AS usage,
     -- one line or one scrape says both
     w.waiting, 1.0 AS weight, 'D' AS level
-  FROM samples AS m
+  FROM told_sample AS m
   LEFT JOIN (
-    SELECT source, worker, time_ns, max(waiting) AS waiting
+    SELECT source, worker, rank, time_ns, max(waiting) AS waiting
     FROM waiting_sample
-    GROUP BY source, worker, time_ns
-  ) AS w ON w.source = m.source AND w.worker = m.worker AND w.time_ns IS NOT DISTINCT FROM m.time_ns
+    GROUP BY source, worker, rank, time_ns
+  ) AS w ON w.source = m.source AND w.worker = m.worker AND w.rank = m.rank AND w.time_ns IS NOT DISTINCT FROM m.time_ns
   WHERE regexp_matches(
     m.metric, '(kv_cache_usage|gpu_cache_usage|kv_usage|token_usage)(_perc|_ratio|_percent)?$'
   )
@@ -65,26 +72,36 @@ usage_seen AS (
   UNION ALL
   SELECT * FROM sample_usage
 ),
-worker_pressure AS (
-  SELECT worker, any_value(level) AS level, count(*) AS observations,
+rank_pressure AS (
+  SELECT worker, rank, any_value(level) AS level, count(*) AS observations,
     sum(weight) FILTER (usage >= high_ratio) / sum(weight) AS high_time_ratio,
     quantile_cont(usage, 0.5) AS usage_p50_ratio, max(usage) AS usage_max_ratio,
     max(waiting) FILTER (usage >= high_ratio) AS waiting_max
   FROM usage_seen
-  GROUP BY worker
+  GROUP BY worker, rank
 ),
 pressed AS (
-  SELECT w.deployment, p.*
-  FROM worker_pressure AS p
+  SELECT w.deployment, p.*, count(*) OVER (PARTITION BY p.worker) AS ranks
+  FROM rank_pressure AS p
   JOIN workers AS w ON w.worker = p.worker
-  WHERE p.high_time_ratio >= min_time_ratio OR (p.high_time_ratio > 0 AND p.waiting_max > 0)
+  QUALIFY p.high_time_ratio >= min_time_ratio OR (p.high_time_ratio > 0 AND p.waiting_max > 0)
+),
+worker_list AS (
+  SELECT deployment, list(worker ORDER BY high_time_ratio DESC, worker) AS workers,
+    coalesce(sum(ranks) FILTER (ranks > 1), 0)::BIGINT AS ranks
+  FROM (
+    SELECT deployment, worker, max(high_time_ratio) AS high_time_ratio, max(ranks) AS ranks
+    FROM pressed
+    GROUP BY deployment, worker
+  )
+  GROUP BY deployment
 ),
 deployment_pressure AS (
   SELECT deployment, max(level) AS level, max(high_time_ratio) AS high_time_ratio,
-    min_by(usage_p50_ratio, (-high_time_ratio, worker)) AS usage_p50_ratio,
+    min_by(usage_p50_ratio, (-high_time_ratio, worker, rank)) AS usage_p50_ratio,
     max(usage_max_ratio) AS usage_max_ratio, max(waiting_max) AS waiting_max,
     sum(observations)::BIGINT AS observations,
-    list(worker ORDER BY high_time_ratio DESC, worker) AS workers
+    count(*) FILTER (ranks > 1) AS ranks_pressed
   FROM pressed
   GROUP BY deployment
 )
@@ -92,10 +109,12 @@ SELECT d.deployment,
   CASE WHEN waiting_max > 0 THEN 'warning' ELSE 'info' END AS severity,
   NULL::DOUBLE AS cost_s, level, high_time_ratio AS value, '1' AS unit,
   NULL::DOUBLE AS interval_low, NULL::DOUBLE AS interval_high,
-  high_time_ratio AS share, NULL::BIGINT AS requests, workers,
+  high_time_ratio AS share, NULL::BIGINT AS requests, l.workers,
   []::STRUCT(request VARCHAR, "value" DOUBLE)[] AS culprits,
   coalesce(s.paths, []) AS sources,
-  usage_p50_ratio, usage_max_ratio, waiting_max, observations, high_ratio::DOUBLE AS high_from_ratio
+  usage_p50_ratio, usage_max_ratio, waiting_max, observations, ranks_pressed, l.ranks,
+  high_ratio::DOUBLE AS high_from_ratio
 FROM deployment_pressure AS d
+LEFT JOIN worker_list AS l ON l.deployment IS NOT DISTINCT FROM d.deployment
 LEFT JOIN deployment_sources AS s ON s.deployment = d.deployment
   AND s.evidence = CASE WHEN d.level = 'A' THEN 'steps' ELSE 'samples' END

@@ -411,7 +411,9 @@ def test_pods_of_stern_are_servers_of_their_own(log) -> None:
         + "vllm-decode-7f9b5d6c8-q8k2m vllm " + STATS.format(1, 10)
         + "vllm-decode-7f9b5d6c8-q8k2m vllm " + STATS.format(2, 11)
     )  # fmt: skip
-    aliases = found["worker_aliases"].filter(pl.col("kind") == "pod")["value"].unique().sort().to_list()
+    aliases = (
+        found["worker_aliases"].filter(pl.col("kind") == "pod")["value"].unique().sort().to_list()
+    )
     assert aliases == ["vllm-decode-7f9b5d6c8-q8k2m", "vllm-prefill-6d5f7c9b8-x2x9z"]
 
 

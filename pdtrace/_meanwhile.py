@@ -1,4 +1,4 @@
-"""Loads in another thread the modules that a command needs later, while it reads and computes."""
+"""Loads in another thread what a command needs later, while it reads and computes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from threading import Event, Thread
 def loading(*modules: str) -> Iterator[None]:
     """Load modules in this order while the block runs; behind its end none more is begun.
 
-    Loading wants the interpreter, reading and SQL mostly leave it alone: on two cores it costs no time by the clock.
+    `module:function` calls the function as well, one that keeps its result. Loading wants the interpreter, reading and SQL mostly leave it alone: on two cores it costs no time by the clock.
     """
     over = Event()
     # No daemon: a process that ends inside an import waits for it.
@@ -28,5 +28,8 @@ def _load(modules: tuple[str, ...], over: Event) -> None:
     for name in modules:
         if over.is_set():
             return
+        place, _, function = name.partition(":")
         with suppress(Exception):  # who needs the module imports it, too, and sees the error
-            importlib.import_module(name)
+            module = importlib.import_module(place)
+            if function:
+                getattr(module, function)()

@@ -6,11 +6,12 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from pdtrace import library, registry
-from pdtrace.errors import BadOption
+from pdtrace.errors import BadOption, PdtraceError
 from pdtrace.ingest import FINGERPRINT, Options, cut_to_window, take
 from pdtrace.inputs import Input, expand, shown
 from pdtrace.slo import policy
@@ -56,9 +57,9 @@ class Trace:
         if _size(inputs) > IN_MEMORY_BYTES:
             folder = tempfile.TemporaryDirectory(prefix="pdtrace-")
         path = None if folder is None else Path(folder.name) / "trace.duckdb"
-        with ThreadPoolExecutor(1, "pdtrace-store") as pool:
+        with ThreadPoolExecutor(1, "pdtrace-store") as pool, suppress(PdtraceError):
             made = pool.submit(Store, path, scratch=True)
-            registry.collectors()  # loaded while DuckDB makes the tables
+            registry.collectors()  # loaded while DuckDB makes the tables; what fails fails again when it is asked
         trace = cls(made.result(), folder)
         try:
             take(inputs, trace.store, options)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pdtrace.methods import Method
 
 STAGES = (
-    "pdtrace.interpret", "pdtrace.zones", "pdtrace.twins", "pdtrace.identity", "pdtrace.clocks", "pdtrace.phases",
+    "pdtrace.library:queries", "pdtrace.interpret", "pdtrace.zones", "pdtrace.twins", "pdtrace.identity", "pdtrace.clocks", "pdtrace.phases",
     "pdtrace.methods",
 )  # fmt: skip
 FINGERPRINT = "_schema"  # key of the fact that says which tables and queries a file was made with

@@ -44,12 +44,14 @@ def test_reading_loads_nothing_of_what_follows_it() -> None:
 def test_modules_are_loaded_in_another_thread_in_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = "import threading; THREAD = threading.current_thread().name"
+    thread = "__import__('threading').current_thread().name"
+    code = f"THREAD = {thread}\ncalled = []\ndef call():\n    called.append({thread})"
     names = [module(tmp_path, f"pdtrace_test_{n}", code) for n in ("one", "two")]
     monkeypatch.syspath_prepend(str(tmp_path))
-    with loading(*names):
+    with loading(names[0], f"{names[1]}:call"):
         wait()
     assert [sys.modules[name].THREAD for name in names] == ["pdtrace-loading"] * 2
+    assert [sys.modules[name].called for name in names] == [[], ["pdtrace-loading"]]
 
 
 def test_a_module_that_cannot_be_loaded_fails_where_it_is_needed(

@@ -5,9 +5,10 @@ DuckDB reads Arrow where it lies. In a store in memory such rows take less room 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import duckdb
+import polars as pl
 import pyarrow as pa
 
 from pdtrace import library
@@ -38,6 +39,15 @@ class Aside:
         """Tables that have rows here."""
         return frozenset(self._parts)
 
+    def frames(self, table: str, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+        """Columns of each batch of a table; NULLs where a batch lacks one."""
+        for rows in self._parts.get(table, []):
+            told = [name for name in columns if name in rows.column_names]
+            frame = pl.DataFrame(pl.from_arrow(rows.select(told)))
+            yield frame.with_columns(
+                pl.lit(None, pl.String).alias(name) for name in columns if name not in told
+            ).select(columns)
+
     def add(self, table: str, rows: pa.Table) -> None:
         """Keep a batch."""
         slices = pa.Table.from_batches(rows.to_batches(max_chunksize=_SCAN_ROWS), rows.schema)
@@ -48,6 +58,7 @@ class Aside:
         """Hand out the batches of a table; its name means the table alone again."""
         connection.execute(f"DROP VIEW IF EXISTS temp.{table}")
         self._kept.pop(table, None)
+        self._changed.discard(table)
         return self._parts.pop(table, [])
 
     def keep(self) -> None:

@@ -6,6 +6,7 @@ The rooms behind reading are loaded when it is over: a command loads them meanwh
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -92,15 +93,29 @@ def cut_to_window(store: Store, options: Options) -> None:
     from pdtrace import methods, phases
 
     _cut(store, options)
-    behind = [m for m in methods.METHODS.values() if phases.MAKES & _read_by(m)]
-    beside = [m for m in methods.METHODS.values() if m not in behind]
+    beside, behind = _by_what_they_read(methods.METHODS.values(), phases.MAKES)
     with ThreadPoolExecutor(1, "pdtrace-methods") as pool, closing(store.beside()) as twin:
         twin.install()
-        done = pool.submit(_run, twin, beside)
-        _attempt(store, "cutting requests into phases", phases.partition)
-        done.result()
         store.share_queries(twin)
-    _run(store, behind)
+        waiting = deque(beside)
+        done = pool.submit(_run, twin, waiting)
+        _attempt(store, "cutting requests into phases", phases.partition)
+        _run(store, waiting)  # what the other thread has not begun
+        done.result()
+    _run(store, deque(behind))
+
+
+def _by_what_they_read(
+    chosen: Iterable[Method], partition: frozenset[str]
+) -> tuple[list[Method], list[Method]]:
+    """(methods in any order, beside the partition; methods that read what it or another one makes)."""
+    beside: list[Method] = []
+    behind: list[Method] = []
+    made = set(partition)
+    for method in chosen:
+        (behind if made & _read_by(method) else beside).append(method)
+        made.update(method.makes)
+    return beside, behind
 
 
 def _read_by(method: Method) -> frozenset[str]:
@@ -108,10 +123,15 @@ def _read_by(method: Method) -> frozenset[str]:
     return frozenset(method.needs).union(*map(library.below, method.needs))
 
 
-def _run(store: Store, chosen: Iterable[Method]) -> None:
+def _run(store: Store, waiting: deque[Method]) -> None:
+    """Run the methods that wait; several threads may take from the same."""
     from pdtrace import methods
 
-    for method in chosen:
+    while True:
+        try:
+            method = waiting.popleft()
+        except IndexError:
+            return
         _attempt(store, method.name, partial(methods.run, methods=[method]))
 
 

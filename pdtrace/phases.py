@@ -31,7 +31,8 @@ def partition(store: Store, *, batch_requests: int = BATCH_REQUESTS) -> None:
     """Fill the tables of MAKES from requests, legs and intervals."""
     for table in MAKES:
         store.clear(table)
-    with batches(store, batch_requests) as parts, store.as_one():
+    parts = batches(store, batch_requests)
+    with store.as_one():
         for found in _cuts(parts):
             store.append("phases", found.phases)
             store.append("phase_sums", found.sums)

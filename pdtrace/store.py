@@ -148,6 +148,22 @@ class Store:
         row = self.connection.execute(f"SELECT {condition}").fetchone()
         return bool(row and row[0])
 
+    def stretches(self, table: str, columns: Sequence[str], rows: int) -> Iterator[pl.DataFrame]:
+        """These columns of a table, so many rows at a time; batches kept aside come as they are, not copied."""
+        place = f"{aside.PLACE}.{table}" if table in self._aside.names() else table
+        wanted = ", ".join(columns)
+        last = self.scalar(f"SELECT coalesce(max(rowid), -1) FROM {place}")
+        for low in range(0, last + 1, rows):
+            inside = f"rowid >= {low} AND rowid < {low + rows}"
+            yield self.sql(f"SELECT {wanted} FROM {place} WHERE {inside}")
+        kinds = {
+            c.name: _POLARS[c.type] for c in library.tables()[table].columns if c.name in columns
+        }
+        for frame in self._aside.frames(table, columns):
+            yield frame.with_columns(
+                pl.col(name).cast(kind) for name, kind in kinds.items() if kind != pl.String
+            )
+
     def count(self, table: str) -> int:
         """Rows of a table."""
         return int(self.scalar(f"SELECT count(*) FROM {table}"))
@@ -278,7 +294,7 @@ class Store:
         return twin
 
     def share_queries(self, twin: Store) -> None:
-        """Go on with the views and findings that were installed beside."""
+        """Make the same views and findings as the other, each of them once."""
         self._waiting = twin._waiting
 
     def cursor(self) -> duckdb.DuckDBPyConnection:

@@ -379,3 +379,21 @@ def test_batches_do_not_change_the_answer_and_a_rerun_replaces_it(store: Store, 
     assert store.rows("SELECT DISTINCT detail, end_ns - start_ns FROM phases ORDER BY ALL") == [
         ("prefill_exec", 3), ("unattributed", 2), ("unattributed", 5),
     ]  # fmt: skip
+
+
+def test_intervals_kept_aside_and_those_in_the_table_are_cut_alike(store: Store) -> None:
+    many = range(20_000)
+    store.append(
+        "requests", [{"request": f"q{n}", "start_ns": 0, "end_ns": 10} for n in (*many, "x")]
+    )
+    store.append("legs", [{"leg": f"l{n}", "request": f"q{n}"} for n in (*many, "x")])
+    store.append("intervals", pl.DataFrame(
+        {"leg": [f"l{n}" for n in many], "detail": "prefill_exec", "start_ns": 2, "duration_ns": 3}
+    ))  # fmt: skip
+    interval(store, "lx", "decode_exec", 4, 10)
+    interval(store, "another", "decode_exec", 4, 10)
+    for _ in range(2):
+        phases.partition(store)
+    assert store.rows(
+        "SELECT detail, count(*), min(start_ns), max(end_ns) FROM phases GROUP BY ALL ORDER BY ALL"
+    ) == [("decode_exec", 1, 4, 10), ("prefill_exec", 20_000, 2, 5), ("unattributed", 40_001, 0, 10)]  # fmt: skip

@@ -15,6 +15,7 @@ import polars as pl
 
 from pdtrace.methods import (
     _gap_inputs,
+    _observed,
     changes,
     interference_gaps,
     interference_requests,
@@ -79,12 +80,14 @@ def _interference_gaps(tables: Tables) -> dict[str, pl.DataFrame]:
 def _interference_requests(tables: Tables) -> dict[str, pl.DataFrame]:
     """All workers' requests are read at once; two workers are judged at a time."""
     workers = tables.sql(interference_requests.WORKERS).to_dicts()
-    requests = tables.sql(interference_requests.REQUESTS)
-    mine = requests.partition_by("deployment", "worker", as_dict=True, include_key=False)
+    requests = tables.sql(_observed.REQUESTS)
+    seen = tables.sql(_observed.OBSERVATIONS)
+    mine = dict(_observed.by_worker(requests, seen))
+    nothing = pl.concat([requests.clear(), seen.clear().drop("request")], how="horizontal")
 
     def judge(worker: dict[str, Any]) -> pl.DataFrame:
-        rows = mine.get((worker["deployment"], worker["worker"]), requests.clear())
-        return interference_requests.interference(rows.sort("start_ns", "place"), **worker)
+        rows = mine.get((worker["deployment"], worker["worker"]), nothing)
+        return interference_requests.interference(rows, **worker)
 
     with ThreadPoolExecutor(2, "pdtrace-requests") as pool:
         results = list(pool.map(judge, workers))
@@ -139,10 +142,10 @@ def _prefix_reuse(tables: Tables) -> dict[str, pl.DataFrame]:
 
 def _changes(tables: Tables) -> dict[str, pl.DataFrame]:
     """Deployment after deployment; restarts of all workers at the end."""
-    found = [
-        changes.changes(tables.sql(changes.REQUESTS, deployment=deployment), deployment)
-        for deployment in tables.sql(changes.DEPLOYMENTS)["deployment"].to_list()
-    ]
+    found = []
+    for deployment in tables.sql(changes.DEPLOYMENTS)["deployment"].to_list():
+        requests = tables.sql(changes.REQUESTS, deployment=deployment)
+        found.append(changes.changes(changes.ordered(requests), deployment))
     return {"changes": pl.concat([*found, changes.restarts(tables.sql(changes.RESTARTS))])}
 
 

@@ -24,16 +24,12 @@ from pdtrace.methods import _segments
 from pdtrace.methods.statistics import Z95, Floats, wilson_interval
 
 REQUESTS = """
-SELECT worker, start_ns, ttft_ms, tpot_ms, e2e_ms, prompt_tokens, failed
-FROM (
-  SELECT request, decode_worker AS worker, start_ns, prompt_tokens,
-    CASE WHEN counted THEN ttft_ms END AS ttft_ms, CASE WHEN counted THEN pace_ms END AS tpot_ms,
-    coalesce(e2e_ms, (end_ns - start_ns) / 1e6) AS e2e_ms,
-    CASE outcome WHEN 'failed' THEN 1.0 WHEN 'completed' THEN 0.0 END AS failed
-  FROM request_values
-  WHERE deployment IS NOT DISTINCT FROM $deployment AND start_ns IS NOT NULL
-)
-ORDER BY start_ns, request
+SELECT request, decode_worker AS worker, start_ns, prompt_tokens,
+  CASE WHEN counted THEN ttft_ms END AS ttft_ms, CASE WHEN counted THEN pace_ms END AS tpot_ms,
+  coalesce(e2e_ms, (end_ns - start_ns) / 1e6) AS e2e_ms,
+  CASE outcome WHEN 'failed' THEN 1.0 WHEN 'completed' THEN 0.0 END AS failed
+FROM request_values
+WHERE deployment IS NOT DISTINCT FROM $deployment AND start_ns IS NOT NULL
 """
 
 DEPLOYMENTS = """
@@ -122,6 +118,12 @@ class Level:
     value: float
     low: float
     high: float
+
+
+def ordered(requests: pl.DataFrame) -> pl.DataFrame:
+    """By start, and by request where several started at once; texts are compared only there."""
+    at_once = requests["start_ns"].is_duplicated().any()
+    return requests.sort("start_ns", "request") if at_once else requests.sort("start_ns")
 
 
 def changes(requests: pl.DataFrame, deployment: str | None) -> pl.DataFrame:

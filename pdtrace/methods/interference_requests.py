@@ -52,48 +52,6 @@ HAVING r.decode_worker IS NOT NULL OR any_value(p.known) = 0
 ORDER BY r.deployment, r.decode_worker
 """
 
-# Each worker's requests as one observer saw them, so that all instants are on one clock: the
-# innermost that saw nine in ten of them.
-REQUESTS = """
-WITH mine AS (
-  SELECT request, deployment, decode_worker AS worker, prompt_tokens, cached_tokens, output_tokens,
-    streams, outcome
-  FROM requests
-  WHERE decode_worker IS NOT NULL
-),
-seen AS (
-  SELECT m.deployment, m.worker, o.observer, o.request, o.start_ns, o.ttft_ms, o.e2e_ms,
-    o.resolution_ns
-  FROM observations AS o
-  JOIN mine AS m ON m.request = o.request
-  WHERE o.ttft_ms IS NOT NULL AND o.start_ns IS NOT NULL
-),
-whole AS (
-  SELECT deployment, worker, count(*) AS requests FROM mine GROUP BY deployment, worker
-),
-chosen AS (
-  SELECT s.deployment, s.worker, s.observer
-  FROM (
-    SELECT deployment, worker, observer, count(*) AS requests FROM seen GROUP BY ALL
-  ) AS s
-  JOIN whole AS w ON w.worker = s.worker AND w.deployment IS NOT DISTINCT FROM s.deployment
-  QUALIFY row_number() OVER (
-    PARTITION BY s.deployment, s.worker
-    ORDER BY s.requests < 0.9 * w.requests,
-      list_position(['engine', 'frontend', 'router', 'gateway', 'client'], s.observer)
-  ) = 1
-)
-SELECT m.deployment, m.worker, s.start_ns, s.ttft_ms, s.e2e_ms, s.resolution_ns, m.prompt_tokens,
-  m.cached_tokens, m.output_tokens, m.streams, m.outcome, s.observer, hash(m.request) AS place
-FROM mine AS m
-LEFT JOIN (
-  SELECT seen.*
-  FROM seen
-  JOIN chosen ON chosen.worker = seen.worker AND chosen.observer = seen.observer
-    AND chosen.deployment IS NOT DISTINCT FROM seen.deployment
-) AS s ON s.request = m.request
-"""
-
 MIN_KNOWN = 0.9  # of a worker's requests, those whose instants and prompt lengths are known
 MIN_VICTIMS = 50  # fewer decodes give no baseline
 MIN_UNLIKE = 10  # fewer prompts that stand out in length are an anecdote

@@ -1,0 +1,28 @@
+"""Places of names among others."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from pdtrace import _lookup
+
+
+@pytest.mark.parametrize("way", [_lookup.places, _lookup._by_text])
+def test_each_name_has_its_place_and_what_is_unknown_none(way: object) -> None:
+    names = pl.Series(["b", "x", None, "a", "b"], dtype=pl.String)
+    among = pl.Series(["a", "b", None, "c"], dtype=pl.String)
+    assert way(names, among).tolist() == [1, -1, -1, 0, 1]  # type: ignore[operator]
+    assert way(names, among.clear()).tolist() == [-1] * 5  # type: ignore[operator]
+    assert way(names.clear(), among).tolist() == []  # type: ignore[operator]
+
+
+def test_a_name_that_shares_only_its_hash_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first_letter(names: pl.Series) -> pl.Series:
+        return names.str.slice(0, 1).cast(pl.Categorical).to_physical().cast(pl.UInt64)
+
+    monkeypatch.setattr(pl.Series, "hash", first_letter)
+    among = pl.Series(["alpha", "beta"])
+    assert _lookup.places(pl.Series(["another", "beta"]), among).tolist() == [-1, 1]
+    alike = pl.Series(["alpha", "also"])
+    assert _lookup.places(pl.Series(["also", "alpha"]), alike).tolist() == [1, 0]

@@ -145,8 +145,8 @@ class Store:
     def holds(self, condition: str) -> bool:
         """Whether a condition over tables alone is true; no view or finding is made for a word in it."""
         self._make(library.tables().keys() & set(_WORD.findall(condition.lower())))
-        row = self.connection.execute(f"SELECT {condition}").fetchone()
-        return bool(row and row[0])
+        ((found,),) = self.connection.execute(f"SELECT {condition}").fetchall()
+        return bool(found)
 
     def stretches(self, table: str, columns: Sequence[str], rows: int) -> Iterator[pl.DataFrame]:
         """These columns of a table, so many rows at a time; batches kept aside come as they are, not copied."""

@@ -107,3 +107,13 @@ def test_what_an_undone_transaction_kept_aside_is_forgotten() -> None:
     connection = Store().connection
     assert aside.names() == {"intervals"}
     assert len(aside.pop(connection, "intervals")) == 1
+
+
+def test_a_condition_leaves_no_unfinished_result_behind() -> None:
+    store = Store()
+    rows = pl.DataFrame({"request": [str(n) for n in range(30_000)]})
+    assert not store.holds("EXISTS (FROM phase_sums)")
+    store.append("phase_sums", rows)
+    assert store.holds("EXISTS (FROM phase_sums)")
+    store.append("observations", rows)  # kept aside: shown when it is named
+    assert store.holds("EXISTS (FROM observations)")

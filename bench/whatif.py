@@ -27,6 +27,15 @@ from pdtrace.whatif import WhatIf, whatif
 GBYTES_PER_S = 12.0
 MODES = ("exclusive", "chunked_2048")
 RUNS = 5
+SHOWN = (
+    "ttft_p50",
+    "ttft_p90",
+    "ttft_p99",
+    "tpot_p50",
+    "tpot_p90",
+    "attainment_all",
+    "attainment_mean",
+)
 
 
 def one(mode: str, seed: int, level: str = "B") -> dict[str, Any]:
@@ -99,22 +108,18 @@ def _errors(found: WhatIf, real: dict[str, float]) -> dict[str, float]:
 
 def main(seeds: int, level: str) -> None:
     """Print a row per mode: median and worst absolute error, share of truths inside the band."""
-    rows = [one(mode, seed, level) for mode in MODES for seed in range(seeds)]
+    rows = []
+    for mode, seed in ((mode, seed) for mode in MODES for seed in range(seeds)):
+        rows.append(one(mode, seed, level))
+        off = {k: round(rows[-1][k], 2) for k in SHOWN if k in rows[-1]}
+        print(f"{mode} {seed}: {rows[-1]['refused'] or off}", flush=True)
     for mode in MODES:
         mine = [r for r in rows if r["mode"] == mode]
         good = [r for r in mine if r["refused"] is None]
         print(
             f"{mode}: {len(mine)} seeds, {len(mine) - len(good)} refused {[r['refused'] for r in mine if r['refused']]}"
         )
-        for figure in (
-            "ttft_p50",
-            "ttft_p90",
-            "ttft_p99",
-            "tpot_p50",
-            "tpot_p90",
-            "attainment_all",
-            "attainment_mean",
-        ):
+        for figure in SHOWN:
             off = np.abs([r[figure] for r in good])
             inside = np.mean([r[f"{figure}_in_band"] for r in good])
             unit = "points" if figure.startswith("attainment") else "%"

@@ -114,6 +114,11 @@ def assumptions(
         lines.append(
             "a step that only computes prompts was never seen alone: its fixed part is taken from the decode steps, the band goes down to 0.4 of it"
         )
+    elif fitted.fixed_range:
+        low, high = (1e3 * value for value in fitted.fixed_range)
+        lines.append(
+            f"a step that only computes prompts was seen {fitted.alone_rows} times: its fixed part is taken from those, the band from {low:.1f} to {high:.1f} ms of it"
+        )
     if split:
         lines.append("P serves first come first served, transfers leave a P worker one after the other, D reserves KV room before a transfer")  # fmt: skip
         lines.append("band over the transfer: bulk (all of it after the prefill) and layer-wise (hidden behind the prefill)"

@@ -328,10 +328,9 @@ def _costs(fitter: Fitter, fitted: Fitted) -> list[Cost]:
     random = np.random.default_rng(1)
     drawn = [fitter(random) for _ in range(DRAWS)]
     costs = [fitted.cost, *(d.cost for d in drawn if not isinstance(d, str))]
-    if not fitted.alone_rows:  # the fixed part of a prompt-only step was never seen
-        _, slope, square = fitted.cost.prefill
-        costs.append(replace(fitted.cost, prefill=(0.4 * fitted.cost.decode[0], slope, square)))
-    return costs
+    _, slope, square = fitted.cost.prefill
+    fixed_parts = fitted.fixed_range or ()
+    return costs + [replace(fitted.cost, prefill=(fixed, slope, square)) for fixed in fixed_parts]
 
 
 def _links(plan: Plan, asked: Asked) -> list[Plan]:

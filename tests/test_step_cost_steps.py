@@ -12,7 +12,7 @@ from pdtrace._whatif_figures import answers
 from pdtrace._whatif_model import Check
 from pdtrace._whatif_words import why_it_misses
 from pdtrace.methods.replay import Cost, Load, Noise, Plan, replay
-from pdtrace.methods.step_cost import Fitted
+from pdtrace.methods.step_cost import Fitted, fixed_part
 from pdtrace.methods.step_cost_steps import fit
 
 NO_GAPS = np.empty((0, 4))
@@ -69,6 +69,39 @@ def test_a_prompt_only_step_that_was_never_seen_is_said() -> None:
     found = fitted(steps(alone=0))
     assert found.alone_rows == 0
     assert found.cost.prefill[0] == pytest.approx(DECODE[0] + MIXED, rel=1e-2)
+
+
+def test_a_few_steps_alone_tell_their_fixed_part_if_they_agree() -> None:
+    found = fitted(steps(alone=3))
+    assert found.alone_rows == 3
+    assert found.cost.prefill[0] == pytest.approx(ALONE, rel=1e-2)
+    assert found.fixed_range is not None
+    assert found.fixed_range[0] <= ALONE * 1.01 and found.fixed_range[1] >= ALONE * 0.99
+    first = pl.col("seq") == pl.col("seq").max()  # one of them pays for starting up
+    slow = steps(alone=3).with_columns(
+        elapsed_s=pl.col("elapsed_s") + pl.when(first).then(2.0).otherwise(0.0)
+    )
+    found = fitted(slow)
+    assert found.alone_rows == 0
+    assert found.fixed_range == pytest.approx(
+        (0.4 * (DECODE[0] + MIXED), DECODE[0] + MIXED), rel=1e-2
+    )
+
+
+def test_two_that_agree_far_from_a_decode_step_are_something_else() -> None:
+    assert fixed_part(np.array([0.1, 0.101]), np.array([0.001, 0.001]), 0.01) == (
+        0.01,
+        (0.004, 0.01),
+        0,
+    )
+    assert (
+        fixed_part(np.array([0.009]), np.array([0.001]), 0.01)[2] == 0
+    )  # one alone proves nothing
+    value, within, seen = fixed_part(np.array([0.008, 0.009]), np.array([0.001, 0.001]), 0.01)
+    assert (value, seen) == (pytest.approx(0.0085), 2)
+    assert within == pytest.approx(
+        (0.0085 - 2 * 0.0014826 / 2**0.5, 0.0085 + 2 * 0.0014826 / 2**0.5)
+    )
 
 
 def test_what_passes_beside_the_steps_is_seen_in_the_gaps() -> None:

@@ -21,6 +21,11 @@ SAMPLED = 4000  # prefills that are looked at
 GAPS = 40_000  # decode gaps likewise: their mean holds the rare long ones, which few gaps do not tell well
 FEWEST = 30  # of gaps and of prefills, for a fit
 ALONE = 10  # prefills beside which nothing decodes, for the fixed part of their step
+FEW = 2  # as many tell it too, if they agree and lie near the decode's: a busy engine shows no more than its first steps
+LIKE_DECODE = (
+    0.4,
+    1.5,
+)  # times the fixed part of a decode step; what lies outside is a start-up or something else
 ROUND_BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
@@ -60,6 +65,9 @@ class Fitted:
     decode_error: float  # median relative residual
     prefill_error: float
     alone_rows: int  # prompt-only steps behind the fixed part; 0: the decode's fixed part stands in
+    fixed_range: (
+        tuple[float, float] | None
+    )  # of that part, where too few steps show it to be drawn anew
     noise: Noise  # how steps scatter around the cost
     level: str = "B"  # A: from the engine's own steps
 
@@ -139,9 +147,12 @@ def fit(found: Rows, random: np.random.Generator | None = None) -> Fitted | str:
             f" {FEWEST} of each are needed"
         )
     if random is not None:
-        gap, span = redrawn(gap, random), redrawn(span, random)
+        few = span[:, 2] == 0  # each counts: a draw without them would tell of another fixed part
+        few &= found.chunk_tokens is not None and few.sum() < ALONE
+        gap, span = redrawn(gap, random), np.concatenate([redrawn(span[~few], random), span[few]])
     decode, decode_error = fitted_part(gap[:, 1:3], gap[:, 3], fixed=True)
     mixed, extra = span[:, 2] > 0, 0.0
+    within: tuple[float, float] | None = None
     scatter = np.ones(1)
     if found.chunk_tokens is None:
         prefill, error = fitted_part(span[:, 4:6], span[:, 6], fixed=True)
@@ -155,13 +166,10 @@ def fit(found: Rows, random: np.random.Generator | None = None) -> Fitted | str:
         (extra, *slopes), error = fitted_part(
             span[use][:, (1, 4, 5)], rest[use], fixed=False, scale=span[use, 6]
         )
-        alone = int((~mixed).sum())
-        constant = decode[0] + extra
-        if alone >= ALONE:
-            left = span[~mixed, 6] - slopes[0] * span[~mixed, 4] - slopes[1] * span[~mixed, 5]
-            constant = float(np.median(left / span[~mixed, 1]))
-        else:
-            alone = 0
+        left = span[~mixed, 6] - slopes[0] * span[~mixed, 4] - slopes[1] * span[~mixed, 5]
+        constant, within, alone = fixed_part(
+            left / span[~mixed, 1], error * span[~mixed, 6] / span[~mixed, 1], decode[0] + extra
+        )
         prefill = (constant, *slopes)
     # A stream is the sum of its steps: their mean counts, hiccups that the fit trims among them.
     usual = decode[0] + decode[1] * gap[:, 1] + decode[2] * gap[:, 2]
@@ -173,7 +181,7 @@ def fit(found: Rows, random: np.random.Generator | None = None) -> Fitted | str:
     )
     return Fitted(
         cost, found.chunk_tokens, found.prefill_batch_tokens, found.budget_basis, len(gap), len(span), decode_error,
-        error, alone, Noise(gap[:, 3] / np.maximum(usual * mean, 1e-9), scatter),
+        error, alone, within, Noise(gap[:, 3] / np.maximum(usual * mean, 1e-9), scatter),
     )  # fmt: skip
 
 
@@ -197,6 +205,25 @@ def fitted_part(
     values[use] = found.coefficients
     error = float(np.median(np.abs((y - full @ values) / scale)))
     return tuple(float(v) for v in values), error
+
+
+def fixed_part(
+    seen: Floats, error: Floats, stand_in: float
+) -> tuple[float, tuple[float, float] | None, int]:
+    """The fixed part of a step that only computes prompts: value, range (None: many were seen), steps behind it.
+
+    `seen`: what such steps lasted beyond their prompt tokens; `error`: how far the fit is off, in the median. A few
+    are believed if they agree. Where none can be, `stand_in` (a decode step's) holds, and the range says how little that is.
+    """
+    if len(seen) >= ALONE:
+        return float(np.median(seen)), None, len(seen)
+    if len(seen) >= FEW:
+        value, sigma = float(np.median(seen)), 1.4826 * float(np.mean(error))
+        low, high = (share * stand_in for share in LIKE_DECODE)
+        if np.ptp(seen) <= 4 * sigma + TOLERANCE_S and low <= value <= high:
+            wide = 2 * sigma / len(seen) ** 0.5
+            return value, (max(value - wide, 0.0), value + wide), len(seen)
+    return stand_in, (LIKE_DECODE[0] * stand_in, stand_in), 0
 
 
 def redrawn(table: Floats, random: np.random.Generator) -> Floats:

@@ -14,7 +14,7 @@ import polars as pl
 
 from pdtrace.methods.replay import Cost, Noise
 from pdtrace.methods.statistics import Floats
-from pdtrace.methods.step_cost import ALONE, FEWEST, Fitted, fitted_part, redrawn
+from pdtrace.methods.step_cost import ALONE, FEWEST, Fitted, fitted_part, fixed_part, redrawn
 
 STEPS = """
 SELECT s.worker, s.rank, s.seq, s.start_ns, s.elapsed_ns / 1e9 AS elapsed_s,
@@ -60,26 +60,26 @@ def fit(
     decode, decode_error = fitted_part(decodes[:, 1:3], decodes[:, 6], fixed=True)
     extra, slopes, error = 0.0, (0.0, 0.0), 0.0
     prefill = (decode[0], 0.0, 0.0)
+    within, lone = None, len(alone)
     if chunked:
         rest = mixed[:, 6] - _decodes(decode, mixed)
         (extra, *slope), error = fitted_part(
             mixed[:, 3:5], rest, fixed=True, scale=mixed[:, 6]
         )  # what mixing adds may be below 0
         slopes = (slope[0], slope[1])
-        prefill = (decode[0] + extra, *slopes)
-    if len(alone) >= (ALONE if chunked else FEWEST):
-        if chunked:
-            left = alone[:, 6] - slopes[0] * alone[:, 3] - slopes[1] * alone[:, 4]
-            prefill = (float(np.median(left)), *slopes)
-        else:
-            (constant, linear, square), error = fitted_part(alone[:, 3:5], alone[:, 6], fixed=True)
-            prefill = (constant, linear, square)
-    elif not chunked:
+        left = alone[:, 6] - slopes[0] * alone[:, 3] - slopes[1] * alone[:, 4]
+        constant, within, lone = fixed_part(left, error * alone[:, 6], decode[0] + extra)
+        prefill = (constant, *slopes)
+    elif len(alone) < FEWEST:
         return "too few steps that only compute prompts to fit what one costs"
+    else:
+        (constant, linear, square), error = fitted_part(alone[:, 3:5], alone[:, 6], fixed=True)
+        prefill = (constant, linear, square)
     usual = _decodes(decode, decodes)
     mean = float(decodes[:, 6].sum() / usual.sum()) if usual.sum() > 0 else 1.0
     decode = (decode[0] * mean, decode[1] * mean, decode[2] * mean)
     beside = _beside(decode, gaps)
+    within = (within[0] + beside, within[1] + beside) if within else None
     cost = Cost(
         (prefill[0] + beside, prefill[1], prefill[2]), (decode[0] + beside, *decode[1:]), extra
     )
@@ -89,8 +89,7 @@ def fit(
         cost, (said_budget or _budget(steps)) if chunked else None, _together(steps),
         "as the steps show" + (", budget as configured" if said_budget and chunked else ""),
         len(decodes), len(mixed) + len(alone), decode_error, error,
-        len(alone) if len(alone) >= ALONE else 0,
-        Noise(decodes[:, 6] / np.maximum(usual * mean, 1e-9), scatter), level="A",
+        lone, within, Noise(decodes[:, 6] / np.maximum(usual * mean, 1e-9), scatter), level="A",
     )  # fmt: skip
 
 

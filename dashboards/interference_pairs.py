@@ -14,12 +14,12 @@ from . import _theme
 QUERY = "interference_pairs"
 ORDER = 42
 
-_OTHERS = "others"
+_OTHERS = "all others"
 
 
 def chart(rows: pl.DataFrame) -> Any:
     """A square per pair, the fuller the more seconds; culprits down, victims across."""
-    rows = _known(rows)
+    rows = _drawn(_known(rows))
     if rows.is_empty():
         return _theme.empty("no pair of requests is named")
     culprits = rows.sort("culprit_place")["culprit"].unique(maintain_order=True).to_list()
@@ -73,7 +73,7 @@ def sentence(rows: pl.DataFrame) -> str | None:
     rows = _known(rows)
     if rows.is_empty():
         return None
-    takers = rows.filter(pl.col("culprit") != _OTHERS).unique("culprit").sort("culprit_place")
+    takers = rows.filter(pl.col("culprit").is_not_null()).unique("culprit").sort("culprit_place")
     total = rows["total_lost_s"][0]
     if not takers.height or not total:
         return f"prompts of others took {numbers.seconds(total)}; no pair is named."
@@ -96,4 +96,17 @@ def _the(n: int) -> str:
 
 
 def _known(rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.filter(pl.all_horizontal(pl.col("culprit", "victim", "lost_s").is_not_null()))
+    return rows.filter(pl.col("lost_s").is_not_null())
+
+
+def _drawn(rows: pl.DataFrame) -> pl.DataFrame:
+    """Names for the axes: that of all others belongs to no request."""
+    names = [
+        pl.when(pl.col(name) == _OTHERS)
+        .then(pl.lit(f"request {_OTHERS}"))
+        .otherwise(name)
+        .fill_null(_OTHERS)
+        .alias(name)
+        for name in ("culprit", "victim")
+    ]
+    return rows.with_columns(names)

@@ -74,10 +74,18 @@ def _explained(rows: pl.DataFrame, row: dict[str, Any]) -> str:
     if not row["judged"]:
         return "whether prompts of others explain them cannot be told here"
     lost = _theme.total(rows, "explained_s")
+    unknown = row["unjudged_s"] or 0.0
+    rest = (
+        f"; of {numbers.seconds(unknown)} on workers that could not be judged it cannot be told"
+        if unknown
+        else ""
+    )
+    told = row["all_s"] - unknown
     if not lost:
-        return "no gap is explained by prompts of others"
-    part = f" ({numbers.share(lost / row['all_s'])})" if row["all_s"] else ""
-    said = f"prompts of others explain {numbers.seconds(lost)} of {numbers.seconds(row['all_s'])} stream time{part}"
+        where = f" in {numbers.seconds(told)} of stream time" if unknown else ""
+        return f"no gap is explained by prompts of others{where}{rest}"
+    part = f" ({numbers.share(lost / told)})" if told > 0 else ""
+    said = f"prompts of others explain {numbers.seconds(lost)} of {numbers.seconds(told)} stream time{part}{rest}"
     tail = row["tail_explained_ratio"]
     return (
         said

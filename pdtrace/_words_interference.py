@@ -107,7 +107,7 @@ def _shift(row: Row) -> str | None:
     way = "later" if worst > 0 else "earlier"
     return (
         f"Check of the clocks: prefills would fit the stalls best {duration(abs(worst))} {way}"
-        f" ({row['shift_worker']}), so clocks of prefills and tokens disagree, or placed prefills lie that"
+        f" ({row['shift_label'] or row['shift_worker']}), so clocks of prefills and tokens disagree, or placed prefills lie that"
         " far off; losses from token times are then too low."
     )
 
@@ -166,7 +166,7 @@ def judged(rows: Sequence[Row]) -> list[str]:
         (row for row in rows if row["flagged"] is False), key=lambda row: -(row["lost_s"] or 0.0)
     )
     lines = [
-        f"prefill interference on {row['worker'] or 'no worker known'}, judged by "
+        f"prefill interference on {row['label'] or row['worker'] or 'no worker known'}, judged by "
         f"{LEVELS[row['level']]} (level {row['level']}): {_amount(row)} of "
         f"{seconds(row['decode_s'])} of decode time"
         for row in quiet[:SHOWN]

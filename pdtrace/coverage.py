@@ -381,8 +381,8 @@ def _clocks_bounded(store: Store, deployment: str) -> bool:
 def _one_way(store: Store, deployment: str) -> list[str]:
     """Links whose messages were seen one way only: the interval in which the offset of the clocks lies."""
     rows = store.rows(
-        """SELECT coalesce(d.name, c.domain), coalesce(r.name, c.reference), c.lower_ns, c.upper_ns FROM clocks c
-           LEFT JOIN workers d ON d.worker = c.domain LEFT JOIN workers r ON r.worker = c.reference
+        """SELECT coalesce(d.label, c.domain), coalesce(r.label, c.reference), c.lower_ns, c.upper_ns FROM clocks c
+           LEFT JOIN worker_labels d ON d.worker = c.domain LEFT JOIN worker_labels r ON r.worker = c.reference
            WHERE c.deployment = ? AND c.offset_ns IS NULL AND coalesce(c.lower_ns, c.upper_ns) IS NOT NULL
            ORDER BY c.upper_ns, c.domain, c.reference""",
         [deployment],

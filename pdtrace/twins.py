@@ -74,6 +74,35 @@ DELETE FROM steps WHERE start_ns IS NULL AND EXISTS (
     AND coalesce(steps.start_upper_ns, steps.start_lower_ns) >= w.first_ns
     AND coalesce(steps.start_lower_ns, steps.start_upper_ns) <= w.last_ns)
 """
+# Steps of one worker and rank from two recorders, both with starts and all of them, in the time that both tell: those
+# stay that say who was in a step, else those of the recorder whose name comes first. A recorder that knows no ranks
+# tells the same as one that knows a single rank.
+_RECORDERS = """
+CREATE OR REPLACE TEMP TABLE step_recorders AS
+WITH told AS (
+  SELECT st.worker, st.rank, coalesce(s.collector, '') AS recorder, min(st.start_ns) AS first_ns,
+         max(st.start_ns + coalesce(st.elapsed_ns, 0)) AS last_ns
+  FROM steps st LEFT JOIN sources s ON s.source = st.source
+  WHERE st.start_ns IS NOT NULL AND st.capture = 'full' AND st.worker IS NOT NULL
+  GROUP BY ALL
+), members AS (
+  SELECT DISTINCT m.worker, coalesce(s.collector, '') AS recorder
+  FROM step_members m LEFT JOIN sources s ON s.source = m.source
+)
+SELECT t.*, m.worker IS NOT NULL AS names, count(*) OVER (PARTITION BY t.worker, t.recorder) AS ranks
+FROM told t LEFT JOIN members m ON m.worker = t.worker AND m.recorder = t.recorder
+WHERE t.worker IN (SELECT worker FROM told GROUP BY worker HAVING count(DISTINCT recorder) > 1)
+"""
+_STEPS_TWICE = """
+DELETE FROM steps WHERE start_ns IS NOT NULL AND EXISTS (
+  SELECT 1
+  FROM step_recorders o JOIN step_recorders i ON i.worker = o.worker AND i.recorder <> o.recorder
+  WHERE o.worker = steps.worker AND o.rank IS NOT DISTINCT FROM steps.rank
+    AND o.recorder = coalesce((SELECT s.collector FROM sources s WHERE s.source = steps.source), '')
+    AND (i.rank IS NOT DISTINCT FROM o.rank OR ((i.rank IS NULL OR o.rank IS NULL) AND i.ranks = 1 AND o.ranks = 1))
+    AND (i.names, o.recorder) > (o.names, i.recorder)
+    AND steps.start_ns BETWEEN i.first_ns AND i.last_ns)
+"""
 
 
 def unite(store: Store) -> None:
@@ -82,6 +111,10 @@ def unite(store: Store) -> None:
         _unite_legs(store)
         _unite_logged(store)
     store.execute(_STEPS)
+    store.execute(_RECORDERS)
+    if store.count("step_recorders"):
+        store.execute(_STEPS_TWICE)
+    store.execute("DROP TABLE step_recorders")
 
 
 def _unite_legs(store: Store) -> None:

@@ -412,15 +412,15 @@ def test_kv_pressure_from_steps_and_from_samples(con: Store) -> None:
                 "worker": "b",
                 "source": 1,
                 "time_ns": n,
-                "metric": "x:kv_cache_usage_perc",
-                "value": 95.0,
+                "metric": "x:gpu_cache_usage_percent",
+                "value": 95.0 if n else 0.8,  # eight tenths of a percent, not nearly full
                 "kind": "gauge",
             }
             for n in range(10)
         ],
     )
     row = one(con, "kv_pressure")
-    assert (row["workers"], row["level"], row["value"]) == (["b", "a"], "D", 1.0)
+    assert (row["workers"], row["level"], row["value"]) == (["b", "a"], "D", 0.9)
     none(con, "kv_pressure", high_ratio=0.99)
 
 
@@ -436,6 +436,26 @@ def test_a_full_rank_is_not_averaged_away_by_an_empty_one(con: Store) -> None:
     row = one(con, "kv_pressure")
     assert (row["value"], row["ranks_pressed"], row["ranks"], row["workers"]) == (1.0, 2, 3, ["a"])
     assert (row["waiting_max"], row["usage_p50_ratio"]) == (117, 1.0)  # 900 wait at the empty one
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "usage"),
+    [
+        ("x:kv_cache_usage_perc", [0.5, 1.0], [0.5, 1.0]),  # engines write a share under this name
+        ("x:kv_cache_usage_perc", [0.5, 50.0], [0.5, None]),  # no share, and nobody says a percent
+        ("x_gpu_cache_usage_percent", [0.4, 0.95], [0.4, 0.95]),
+        ("x_gpu_cache_usage_percent", [0.4, 1.2], [0.004, 0.012]),
+        ("token_usage", [0.3, None], [0.3]),
+    ],
+)
+def test_the_unit_of_kv_usage_comes_from_the_metrics_name(
+    con: Store, metric: str, values: list[float | None], usage: list[float | None]
+) -> None:
+    con.append("samples", [
+        {"worker": "w", "source": 1, "record": n, "time_ns": n, "metric": metric, "value": value, "kind": "gauge"}
+        for n, value in enumerate(values)
+    ])  # fmt: skip
+    assert con.query("kv_usage_samples").sort("time_ns")["usage_ratio"].to_list() == usage
 
 
 def test_preemptions_from_events_and_counters(con: Store) -> None:
@@ -819,6 +839,9 @@ def test_idle_decode_workers_with_waiting_requests(con: Store) -> None:
     assert (row["bound"], row["interval_low"]) == (True, 0)
     con.execute("UPDATE phases SET basis = 'measured'")
     assert one(con, "decode_idle", min_idle_ratio=0.05)["interval_low"] == pytest.approx(0.7)
+    when = con.sql("FROM finding_times WHERE finding = 'decode_idle'")
+    assert when["weight"].sum() == pytest.approx(0.7)
+    assert set(when["deployment"]) == {row["deployment"]}
 
 
 def test_sources_are_paths_of_what_a_finding_rests_on(con: Store) -> None:

@@ -6,6 +6,7 @@ import polars as pl
 import pytest
 
 from pdtrace import pictures
+from pdtrace.dashboards import interference_pairs
 from pdtrace.store import Store
 
 MS = 1_000_000
@@ -86,8 +87,8 @@ def test_pairs_name_takers_and_losers_and_sum_the_others(stalled: Store) -> None
     rows = stalled.query("interference_pairs", victims=1).sort("culprit_place", "victim_place")
     assert rows.select("culprit", "victim").rows() == [
         ("long", "a"),
-        ("long", "others"),
-        ("others", "others"),
+        ("long", None),
+        (None, None),
     ]
     assert rows["lost_s"].to_list() == pytest.approx([0.08, 0.04, 0.01])
     assert rows["total_lost_s"][0] == pytest.approx(0.13)
@@ -97,6 +98,17 @@ def test_pairs_name_takers_and_losers_and_sum_the_others(stalled: Store) -> None
         shown.sentence
         == "one prompt took 92 % of 0.13 s, long (8,000 tokens) most (0.12 s); a lost most (0.08 s)."
     )
+
+
+def test_a_request_called_others_is_a_request(stalled: Store) -> None:
+    stalled.append("interference_gap_losses", [{"worker": "w", "culprit": "others", "victim": "all others", "lost_s": 0.03, "pairs": 1}])  # fmt: skip
+    rows = stalled.query("interference_pairs").sort("culprit_place", "victim_place")
+    assert rows.select("culprit", "victim").rows() == [
+        ("long", "a"), ("long", "b"), ("others", "all others"), (None, None),
+    ]  # fmt: skip
+    drawn = interference_pairs.chart(rows).to_dict()
+    named = {(r["culprit"], r["victim"]) for rows in drawn["datasets"].values() for r in rows}
+    assert named == {("long", "a"), ("long", "b"), ("others", "request all others"), ("all others", "all others")}  # fmt: skip
 
 
 def test_losses_over_time_are_zeros_where_nothing_was_lost(stalled: Store) -> None:
@@ -138,6 +150,22 @@ def test_gaps_that_nobody_judged_are_not_called_unexplained(store: Store) -> Non
     assert rows["explained_s"].to_list() == [None, None]
     (shown,) = pictures.pictures(store, ["d"], ["itl_distribution"])[0]
     assert "cannot be told" in str(shown.sentence)
+
+
+def test_gaps_on_a_worker_that_could_not_be_judged_are_unknown(stalled: Store) -> None:
+    stalled.append("workers", [{"worker": "v", "deployment": "d", "name": "other", "role": "aggregated"}])  # fmt: skip
+    stalled.append("requests", [{"request": "c", "deployment": "d", "outcome": "completed", "start_ns": 0, "end_ns": 9, "decode_worker": "v"}])  # fmt: skip
+    stalled.append("legs", [{"leg": "l-c", "request": "c", "deployment": "d", "worker": "v", "observer": "engine"}])  # fmt: skip
+    stalled.append("streams", [{"leg": "l-c", "stream": 0, "gaps_us": [1_000_000, 500_000], "emission": "token"}])  # fmt: skip
+    stalled.append("interference_gaps", [{"worker": "v", "deployment": "d", "role": "aggregated", "note": "weak baseline"}])  # fmt: skip
+    rows = stalled.query("itl_distribution")
+    assert rows["unjudged_gaps"].unique().to_list() == [2]
+    assert rows["unjudged_s"].unique().to_list() == pytest.approx([1.5])
+    (shown,) = pictures.pictures(stalled, ["d"], ["itl_distribution"])[0]
+    assert (
+        "prompts of others explain 0.12 s of 0.19 s stream time (63 %); of 1.50 s on workers that could not be judged"
+        in str(shown.sentence)
+    )
 
 
 def test_steps_of_like_batches_are_one_row(store: Store) -> None:

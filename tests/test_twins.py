@@ -162,3 +162,31 @@ def test_a_request_that_the_log_greets_long_before_the_scheduler_sees_it_is_one(
     twins.unite(store)
     assert set(store.sql("SELECT leg FROM legs")["leg"]) == {"scheduler", "left", "earlier run", "another engine"}  # fmt: skip
     assert store.sql("SELECT leg FROM reported").item() == "scheduler"
+
+
+def test_steps_that_two_recorders_tell_count_once() -> None:
+    """Dynamo's forward-pass metrics beside pdtrace's scheduler: those that name their requests stay; what only one tells too."""
+    store = Store()
+    store.append("sources", [{"source": 1, "collector": "otlp"}, {"source": 2, "collector": "dynamo_fpm"}])  # fmt: skip
+    step = {"capture": "full", "elapsed_ns": 10 * MS}
+    store.append("steps", [
+        *({**step, "source": 1, "worker": "w", "seq": n, "start_ns": EPOCH + n * 10 * MS} for n in range(100, 200)),
+        *({**step, "source": 2, "worker": "w", "rank": "0", "seq": n, "start_ns": EPOCH + n * 10 * MS + MS} for n in range(300)),
+        *({**step, "source": 2, "worker": "alone", "rank": "0", "seq": n, "start_ns": EPOCH + n * 10 * MS} for n in range(50)),
+        # two ranks of one recorder are two engines; nobody says which of them the other recorder tells of
+        *({**step, "source": 2, "worker": "two", "rank": str(n % 2), "seq": n, "start_ns": EPOCH + n * 10 * MS} for n in range(50)),
+        *({**step, "source": 1, "worker": "two", "seq": n, "start_ns": EPOCH + n * 10 * MS} for n in range(50)),
+    ])  # fmt: skip
+    store.append("step_members", [{"source": 1, "worker": "w", "seq": 100, "request_id": "r"}])
+    twins.unite(store)
+    counted = store.sql(
+        "SELECT worker, source, count(*) FROM steps GROUP BY ALL ORDER BY ALL"
+    ).rows()
+    # 0 to 99 and those after the last step of the other recorder are told by one alone
+    assert counted == [
+        ("alone", 2, 50),
+        ("two", 1, 50),
+        ("two", 2, 50),
+        ("w", 1, 100),
+        ("w", 2, 200),
+    ]

@@ -153,7 +153,7 @@ def test_numbers_have_one_way_to_be_written() -> None:
 
 def test_prefill_interference_says_where_it_was_judged_and_where_it_cannot_be() -> None:
     quiet = {
-        "worker": "w1", "role": "aggregated", "level": "B", "flagged": False, "lost_s": 0.3,
+        "worker": "instance:6f1", "label": "w1", "role": "aggregated", "level": "B", "flagged": False, "lost_s": 0.3,
         "lost_low_s": -0.1, "lost_high_s": 0.7, "decode_s": 40.0, "notes": [],
     }  # fmt: skip
     blind = {**quiet, "worker": "w2", "level": None, "flagged": None, "notes": ["weak baseline"]}

@@ -1,14 +1,14 @@
 -- kv_pressure: whether the KV cache was nearly full, and whether requests waited meanwhile.
 --
 -- From engine steps where they say the usage (weighted by duration, level A), else from samples
--- (level D; whose gauges may lag). Values above 1.5 are taken for percent. A worker counts when it
+-- (level D; whose gauges may lag). A worker counts when it
 -- was at or above high_ratio for at least min_time_ratio of what was seen, or once while requests
 -- waited. Ranks of one server (data parallel: label engine, rank of a step) have caches of their own
 -- and are judged one by one. Severity: warning when requests waited while the cache was nearly full, info otherwise.
 -- No seconds: what the pressure cost shows in queue and preemption.
 --
 -- grain:   one row per deployment
--- needs:   steps, samples, workers, deployment_sources
+-- needs:   steps, samples, kv_usage_samples, workers, deployment_sources
 -- when:    EXISTS (FROM steps) OR EXISTS (FROM samples)
 -- params:
 --   high_ratio      0.9   above it an engine soon refuses or preempts; schedulers keep a few per cent free
@@ -53,18 +53,16 @@ waiting_sample AS (
   GROUP BY source, record, worker, rank, time_ns
 ),
 sample_usage AS (
-  SELECT m.worker, m.rank, CASE WHEN m.value > 1.5 THEN m.value / 100 ELSE m.value END AS usage,
+  SELECT m.worker, m.rank, m.usage_ratio AS usage,
     -- one line or one scrape says both
     w.waiting, 1.0 AS weight, 'D' AS level
-  FROM told_sample AS m
+  FROM kv_usage_samples AS m
   LEFT JOIN (
     SELECT source, worker, rank, time_ns, max(waiting) AS waiting
     FROM waiting_sample
     GROUP BY source, worker, rank, time_ns
   ) AS w ON w.source = m.source AND w.worker = m.worker AND w.rank = m.rank AND w.time_ns IS NOT DISTINCT FROM m.time_ns
-  WHERE regexp_matches(
-    m.metric, '(kv_cache_usage|gpu_cache_usage|kv_usage|token_usage)(_perc|_ratio|_percent)?$'
-  )
+  WHERE m.usage_ratio IS NOT NULL
     AND m.worker NOT IN (SELECT worker FROM step_usage)
 ),
 usage_seen AS (

@@ -46,6 +46,7 @@
 --   gaps_lost_s         DOUBLE     s  cross-check of level A: what token times say of the same workers; NULL where they cannot tell
 --   best_shift_ms       DOUBLE     ms  check of the clocks: by how much prefills would have to move to fit the stalls best, the farthest of the flagged workers; 0 not; NULL unknown
 --   shift_worker        VARCHAR    the worker of best_shift_ms; NULL where it is 0 or unknown
+--   shift_label         VARCHAR    its short name
 --   workers_judged      BIGINT     workers that a level can judge, flagged or not
 --   workers_unknown     BIGINT     workers that none can judge
 --   notes               VARCHAR[]  what limits the numbers
@@ -156,6 +157,7 @@ total AS (
     sum(gaps_lost_s) FILTER (level = 'A') AS gaps_lost_s,
     arg_max(best_shift_ms, abs(best_shift_ms)) AS best_shift_ms,
     arg_max(worker, abs(best_shift_ms)) FILTER (best_shift_ms != 0) AS shift_worker,
+    arg_max(label, abs(best_shift_ms)) FILTER (best_shift_ms != 0) AS shift_label,
     list_sort(list_distinct(flatten(list(notes)))) AS notes
   FROM flagged_worker
   GROUP BY deployment
@@ -173,7 +175,7 @@ SELECT t.deployment,
   levels, g.named_by, decode_s, share_low,
   affected_steps, mixed_steps, prefill_only_steps, decode_only_p50_ms, mixed_p50_ms, plain_lost_s,
   capped_s, longest_step_ms, events, event_ms, tail_explained_ratio, gaps_lost_s, best_shift_ms,
-  shift_worker, workers_judged, workers_unknown, coalesce(notes, []) AS notes
+  shift_worker, shift_label, workers_judged, workers_unknown, coalesce(notes, []) AS notes
 FROM total AS t
 JOIN judged AS j ON j.deployment IS NOT DISTINCT FROM t.deployment
 LEFT JOIN decoded AS d ON d.deployment IS NOT DISTINCT FROM t.deployment

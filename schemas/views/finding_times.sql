@@ -5,11 +5,13 @@
 -- lost (prefill_interference, from engine steps of flagged workers), events (preemption, kv_alarm),
 -- seconds waited by requests that waited 50 ms or more (router_queue, engine_queue, kv_transfer;
 -- below, those findings warn of nothing), movements (transfer_failures), seconds of steps, else
--- samples, with nine tenths of the KV cache in use (kv_pressure). A request's piece lies at its
+-- samples, with nine tenths of the KV cache in use (kv_pressure), seconds in which a decode worker
+-- stood still with KV for it on its way (decode_idle: of all decode workers, also of those that the
+-- finding leaves out for little of it). A request's piece lies at its
 -- start. Limits are the run's own, as in request_marks.
 --
 -- grain:   one row per piece with an instant
--- needs:   request_values, value_quartiles, phase_by_request, interference_step_losses, interference_steps, transfer_times, steps, samples, events, workers
+-- needs:   request_values, value_quartiles, phase_by_request, interference_step_losses, interference_steps, transfer_times, decode_idle_times, steps, kv_usage_samples, events, workers
 -- columns:
 --   deployment  VARCHAR      deployment
 --   finding     VARCHAR      id of the finding
@@ -48,11 +50,8 @@ full_cache AS (
   WHERE kv_usage_ratio >= 0.9 AND start_ns IS NOT NULL
   UNION ALL
   SELECT worker, time_ns, 1.0
-  FROM samples
-  WHERE regexp_matches(
-      metric, '(kv_cache_usage|gpu_cache_usage|kv_usage|token_usage)(_perc|_ratio|_percent)?$'
-    )
-    AND CASE WHEN value > 1.5 THEN value / 100 ELSE value END >= 0.9 AND time_ns IS NOT NULL
+  FROM kv_usage_samples
+  WHERE usage_ratio >= 0.9 AND time_ns IS NOT NULL
     AND worker NOT IN (
       SELECT worker FROM steps WHERE kv_usage_ratio IS NOT NULL AND worker IS NOT NULL
     )
@@ -95,3 +94,7 @@ UNION ALL
 SELECT w.deployment, 'kv_pressure', f.time_ns, f.weight
 FROM full_cache AS f
 JOIN workers AS w ON w.worker = f.worker
+UNION ALL
+SELECT deployment, 'decode_idle', start_ns, (end_ns - start_ns) / 1e9
+FROM decode_idle_times
+WHERE idle AND waiting > 0

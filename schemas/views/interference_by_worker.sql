@@ -7,11 +7,12 @@
 --
 -- grain:   one row per worker that any level looked at; worker NULL where nobody says who served the
 --          requests of the deployment
--- needs:   interference_steps, interference_gaps, interference_requests
+-- needs:   interference_steps, interference_gaps, interference_requests, worker_labels
 -- columns:
 --   deployment            VARCHAR       deployment
 --   worker                VARCHAR       the worker; NULL unknown
 --   role                  VARCHAR       its role
+--   label                 VARCHAR       its short name; NULL unknown
 --   level                 VARCHAR       A, B or C: the level of the numbers; NULL where no level can judge
 --   flagged               BOOLEAN       interference is shown; NULL cannot tell
 --   lost_s                DOUBLE    s   decode seconds lost; at level C a lower value
@@ -74,7 +75,7 @@ best AS (
   FROM judged
   QUALIFY row_number() OVER (PARTITION BY deployment, worker ORDER BY level) = 1
 )
-SELECT s.deployment, s.worker, s.role, b.level, b.flagged, b.lost_s, b.lost_low_s, b.lost_high_s,
+SELECT s.deployment, s.worker, s.role, n.label, b.level, b.flagged, b.lost_s, b.lost_low_s, b.lost_high_s,
   b.decode_s, b.lost_ratio, b.lost_ratio_low,
   a.lost_s AS steps_lost_s, g.lost_s AS gaps_lost_s, r.lost_s AS requests_lost_s,
   g.tail_explained_ratio, g.events, g.event_ms, g.best_shift_ms,
@@ -86,3 +87,4 @@ LEFT JOIN by_steps AS a ON a.worker = s.worker
 LEFT JOIN interference_gaps AS g ON g.worker = s.worker
 LEFT JOIN interference_requests AS r ON r.worker IS NOT DISTINCT FROM s.worker
   AND r.deployment IS NOT DISTINCT FROM s.deployment
+LEFT JOIN worker_labels AS n ON n.worker = s.worker

@@ -1,7 +1,7 @@
 -- interference_pairs: who took decode seconds from whom: the requests that took most against those that lost most.
 --
 -- From token times (evidence level B). Named are the requests whose prompts took most, and those that
--- lost most to them; the others are summed in rows named `others`, and so are pairs without names.
+-- lost most to them; the others are summed in rows without a name, and so are pairs whose names are unknown.
 --
 -- grain:   one row per (deployment, culprit, victim)
 -- needs:   interference_gap_losses, interference_gaps, requests
@@ -10,8 +10,8 @@
 --   victims   20  requests that are named as victims, at most
 -- columns:
 --   deployment      VARCHAR      deployment
---   culprit         VARCHAR      request whose prompt was computed; others: all that are not named
---   victim          VARCHAR      request that was held up; others: likewise
+--   culprit         VARCHAR      request whose prompt was computed; NULL: all that are not named
+--   victim          VARCHAR      request that was held up; NULL: likewise
 --   culprit_place   BIGINT       place of the culprit by seconds taken; others last
 --   victim_place    BIGINT       place of the victim by seconds lost to the named culprits; others last
 --   lost_s          DOUBLE   s   decode seconds
@@ -23,8 +23,7 @@
 --   worst_lost_s    DOUBLE   s   what it lost
 --   level           VARCHAR      evidence level
 WITH pair AS (
-  SELECT g.deployment, coalesce(l.culprit, 'others') AS culprit,
-    coalesce(l.victim, 'others') AS victim, l.lost_s
+  SELECT g.deployment, l.culprit, l.victim, l.lost_s
   FROM interference_gap_losses AS l
   JOIN interference_gaps AS g ON g.worker = l.worker
   WHERE g.flagged AND l.lost_s > 0
@@ -32,7 +31,7 @@ WITH pair AS (
 taker AS (
   SELECT deployment, culprit,
     row_number() OVER (
-      PARTITION BY deployment ORDER BY culprit = 'others', sum(lost_s) DESC, culprit
+      PARTITION BY deployment ORDER BY culprit IS NULL, sum(lost_s) DESC, culprit
     ) AS place
   FROM pair
   GROUP BY deployment, culprit
@@ -42,12 +41,13 @@ loser AS (
   SELECT p.deployment, p.victim,
     row_number() OVER (
       PARTITION BY p.deployment
-      ORDER BY p.victim = 'others',
-        coalesce(sum(p.lost_s) FILTER (t.place <= culprits AND p.culprit <> 'others'), 0) DESC,
+      ORDER BY p.victim IS NULL,
+        coalesce(sum(p.lost_s) FILTER (t.place <= culprits AND p.culprit IS NOT NULL), 0) DESC,
         sum(p.lost_s) DESC, p.victim
     ) AS place
   FROM pair AS p
-  JOIN taker AS t ON t.deployment IS NOT DISTINCT FROM p.deployment AND t.culprit = p.culprit
+  JOIN taker AS t ON t.deployment IS NOT DISTINCT FROM p.deployment
+    AND t.culprit IS NOT DISTINCT FROM p.culprit
   GROUP BY p.deployment, p.victim
 ),
 worst AS (
@@ -55,7 +55,7 @@ worst AS (
   FROM (
     SELECT deployment, victim, sum(lost_s) AS lost_s
     FROM pair
-    WHERE victim <> 'others'
+    WHERE victim IS NOT NULL
     GROUP BY deployment, victim
     ORDER BY victim
   )
@@ -63,12 +63,14 @@ worst AS (
 ),
 named AS (
   SELECT p.deployment,
-    CASE WHEN t.place <= culprits THEN p.culprit ELSE 'others' END AS culprit,
-    CASE WHEN l.place <= victims THEN p.victim ELSE 'others' END AS victim,
+    CASE WHEN t.place <= culprits THEN p.culprit END AS culprit,
+    CASE WHEN l.place <= victims THEN p.victim END AS victim,
     p.lost_s
   FROM pair AS p
-  JOIN taker AS t ON t.deployment IS NOT DISTINCT FROM p.deployment AND t.culprit = p.culprit
-  JOIN loser AS l ON l.deployment IS NOT DISTINCT FROM p.deployment AND l.victim = p.victim
+  JOIN taker AS t ON t.deployment IS NOT DISTINCT FROM p.deployment
+    AND t.culprit IS NOT DISTINCT FROM p.culprit
+  JOIN loser AS l ON l.deployment IS NOT DISTINCT FROM p.deployment
+    AND l.victim IS NOT DISTINCT FROM p.victim
 ),
 summed AS (
   SELECT deployment, culprit, victim, sum(lost_s) AS lost_s
@@ -85,11 +87,11 @@ placed AS (
 SELECT p.deployment, p.culprit, p.victim,
   dense_rank() OVER (
     PARTITION BY p.deployment
-    ORDER BY p.culprit = 'others', p.culprit_lost_s DESC, p.culprit
+    ORDER BY p.culprit IS NULL, p.culprit_lost_s DESC, p.culprit
   ) AS culprit_place,
   dense_rank() OVER (
     PARTITION BY p.deployment
-    ORDER BY p.victim = 'others', p.victim_lost_s DESC, p.victim
+    ORDER BY p.victim IS NULL, p.victim_lost_s DESC, p.victim
   ) AS victim_place,
   p.lost_s, r.prompt_tokens AS culprit_tokens, p.culprit_lost_s, p.victim_lost_s, p.total_lost_s,
   m.victim AS worst_victim, m.lost_s AS worst_lost_s,

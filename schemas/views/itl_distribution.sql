@@ -2,10 +2,12 @@
 --
 -- Gaps of counted requests as the observer nearest to the engine saw them, in ranges on a logarithmic
 -- scale. A gap is explained where it is one of the stalls that prefills of others made (table
--- interference_events; only where interference is shown from token times).
+-- interference_events; only where interference is shown from token times). Gaps on workers that could
+-- not be judged are unknown, not unexplained: how many they are stands in unjudged_gaps. Workers that
+-- only decode are none of them: no prompt of others is computed there.
 --
 -- grain:   one row per (deployment, range of lengths)
--- needs:   gap_lengths, counted_requests, interference_events, interference_gaps
+-- needs:   gap_lengths, streams, legs, requests, counted_requests, interference_events, interference_gaps
 -- params:
 --   per_decade  12  ranges for each power of ten
 -- columns:
@@ -24,6 +26,8 @@
 --   p99_ms           DOUBLE   ms  99th percentile
 --   max_ms           DOUBLE   ms  longest gap
 --   judged           BOOLEAN      prefills were laid over the gaps (level B could judge a worker)
+--   unjudged_gaps    BIGINT       of all_gaps those on workers that could not be judged
+--   unjudged_s       DOUBLE   s   their summed length
 --   tail_explained_ratio  DOUBLE  1  share of the excess of the longest hundredth of gaps that prefills explain, on the worker that lost most
 --   level            VARCHAR      evidence level
 WITH nearest AS (
@@ -109,6 +113,29 @@ judged AS (
     arg_max(tail_explained_ratio, lost_s) FILTER (flagged) AS tail_explained_ratio
   FROM interference_gaps
   GROUP BY deployment
+),
+stream AS (
+  -- where two records tell of one stream, the fuller one, as in gap_lengths
+  SELECT c.deployment, r.decode_worker AS worker, s.gaps_us
+  FROM streams AS s
+  JOIN legs AS l ON l.leg = s.leg
+  JOIN counted_requests AS c ON c.request = l.request
+  JOIN requests AS r ON r.request = l.request
+  JOIN nearest AS n ON n.deployment IS NOT DISTINCT FROM c.deployment
+    AND n.observer IS NOT DISTINCT FROM coalesce(s.observer, l.observer)
+  WHERE len(s.gaps_us) > 0
+    AND c.deployment IN (SELECT deployment FROM judged WHERE judged)
+  QUALIFY row_number() OVER (
+    PARTITION BY l.request, coalesce(s.stream, 0), l.attempt ORDER BY len(s.gaps_us) DESC, l.leg
+  ) = 1
+),
+unjudged AS (
+  SELECT s.deployment, CAST(sum(len(s.gaps_us)) AS BIGINT) AS gaps,
+    CAST(sum(list_sum(s.gaps_us)) AS DOUBLE) / 1e6 AS seconds
+  FROM stream AS s
+  LEFT JOIN interference_gaps AS g ON g.worker = s.worker
+  WHERE g.flagged IS NULL AND g.role IS DISTINCT FROM 'decode'
+  GROUP BY s.deployment
 )
 SELECT r.deployment, s.observer, s.emission,
   pow(10, r.step / per_decade) / 1e3 AS low_ms,
@@ -117,10 +144,14 @@ SELECT r.deployment, s.observer, s.emission,
   CASE WHEN coalesce(j.judged, false) THEN coalesce(e.gaps, 0) END AS explained_gaps,
   CASE WHEN coalesce(j.judged, false) THEN coalesce(e.explained_s, 0) END AS explained_s,
   t.all_gaps, t.all_s, t.p50_ms, t.p99_ms, t.max_ms,
-  coalesce(j.judged, false) AS judged, j.tail_explained_ratio,
+  coalesce(j.judged, false) AS judged,
+  CASE WHEN j.judged THEN coalesce(u.gaps, 0) ELSE t.all_gaps END AS unjudged_gaps,
+  CASE WHEN j.judged THEN coalesce(u.seconds, 0) ELSE t.all_s END AS unjudged_s,
+  j.tail_explained_ratio,
   'B' AS level
 FROM range_of AS r
 JOIN seen AS s ON s.deployment IS NOT DISTINCT FROM r.deployment
 JOIN summed AS t ON t.deployment IS NOT DISTINCT FROM r.deployment
 LEFT JOIN explained AS e ON e.deployment IS NOT DISTINCT FROM r.deployment AND e.step = r.step
 LEFT JOIN judged AS j ON j.deployment IS NOT DISTINCT FROM r.deployment
+LEFT JOIN unjudged AS u ON u.deployment IS NOT DISTINCT FROM r.deployment

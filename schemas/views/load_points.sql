@@ -6,11 +6,11 @@
 -- knows what was between (steps: 5 s without one, samples: 60 s). Where every step is recorded, no batch
 -- runs between two of them: 0; and none was running through a pause of 0.1 s and more behind which the
 -- next step decodes nobody: an engine steps on while it has running requests.
--- Usage above 1.5 is taken for percent. A sample of several series of one worker (ranks) is their sum,
+-- A sample of several series of one worker (ranks) is their sum,
 -- of usage the greatest.
 --
 -- grain:   one row per (worker, rank, quantity, instant)
--- needs:   steps, samples, workers, phases, requests
+-- needs:   steps, samples, kv_usage_samples, workers, phases, requests
 -- columns:
 --   deployment     VARCHAR      deployment
 --   worker         VARCHAR      the worker
@@ -69,10 +69,7 @@ named_sample AS (
       WHEN regexp_matches(
         metric,
         '(^|[:_])(num_requests_running|num_running_reqs|running_requests|requests_running)$'
-      ) THEN 'running'
-      WHEN regexp_matches(
-        metric, '(kv_cache_usage|gpu_cache_usage|kv_usage|token_usage)(_perc|_ratio|_percent)?$'
-      ) THEN 'kv_usage' END AS quantity,
+      ) THEN 'running' END AS quantity,
     metric, value
   FROM samples
   WHERE worker IS NOT NULL AND time_ns IS NOT NULL AND value IS NOT NULL AND NOT isnan(value)
@@ -80,11 +77,16 @@ named_sample AS (
 ),
 one_metric AS (
   SELECT source, worker, quantity, time_ns, metric, max(resolution_ns) AS resolution_ns,
-    CASE WHEN quantity = 'kv_usage' THEN max(CASE WHEN value > 1.5 THEN value / 100 ELSE value END)
-      ELSE sum(value) END AS value
+    sum(value) AS value
   FROM named_sample
   WHERE quantity IS NOT NULL
   GROUP BY source, worker, quantity, time_ns, metric
+  UNION ALL
+  SELECT source, worker, 'kv_usage', time_ns, metric, max(coalesce(resolution_ns, 1)),
+    max(usage_ratio)
+  FROM kv_usage_samples
+  WHERE worker IS NOT NULL AND time_ns IS NOT NULL AND usage_ratio IS NOT NULL AND kind = 'gauge'
+  GROUP BY source, worker, time_ns, metric
 ),
 sample AS (
   SELECT worker, quantity, time_ns, max(value) AS value, max(resolution_ns) AS resolution_ns,

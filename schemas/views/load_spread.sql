@@ -9,7 +9,7 @@
 -- would another such period show it.
 --
 -- grain:   one row per (deployment, side, measure) with at least two workers
--- needs:   requests, workers, phase_by_request
+-- needs:   side_requests, workers
 -- when:    (SELECT min(worker) <> max(worker) FROM (SELECT worker FROM workers
 --          UNION ALL SELECT prefill_worker FROM requests UNION ALL SELECT decode_worker FROM requests))
 -- columns:
@@ -29,56 +29,14 @@
 --   least_over_mean  DOUBLE   the worker that got least over the mean
 --   variation_ratio  DOUBLE   1  standard deviation over the workers over their mean
 --   sigma            DOUBLE   how far the greatest is from what random placement gives, in standard deviations
-WITH several AS (
-  -- where one worker had it all, nothing is summed up
-  SELECT deployment
-  FROM (
-    SELECT DISTINCT deployment, worker FROM workers
-    UNION SELECT DISTINCT deployment, prefill_worker FROM requests
-    UNION SELECT DISTINCT deployment, decode_worker FROM requests
-  )
-  GROUP BY deployment
-  HAVING count(worker) >= 2
-),
-spread_request AS (
-  SELECT r.*
-  FROM requests AS r
-  SEMI JOIN several AS d ON d.deployment IS NOT DISTINCT FROM r.deployment
-),
-served AS (
-  SELECT p.request, sum(p.duration_ms) FILTER (p.phase = 'prefill') / 1e3 AS prefill_s,
-    sum(p.duration_ms) FILTER (p.phase = 'decode') / 1e3 AS decode_s
-  FROM phase_by_request AS p
-  SEMI JOIN several AS d ON d.deployment IS NOT DISTINCT FROM p.deployment
-  WHERE p.phase IN ('prefill', 'decode')
-  GROUP BY p.request
-),
-side_request AS (
-  SELECT r.deployment, 'prefill' AS side, r.prefill_worker AS worker,
-    (r.prompt_tokens
-      -- known of some requests only: no sum; of none: whole prompts, and the words say so
-      - CASE WHEN count(r.cached_tokens) OVER (PARTITION BY r.deployment) = 0 THEN 0
-        ELSE r.cached_tokens END)::DOUBLE AS tokens,
-    CASE WHEN r.decode_worker IS DISTINCT FROM r.prefill_worker AND r.decode_worker IS NOT NULL
-      THEN s.prefill_s ELSE s.prefill_s + coalesce(s.decode_s, 0) END AS seconds,
-    r.decode_worker IS DISTINCT FROM r.prefill_worker AND r.decode_worker IS NOT NULL AS split
-  FROM spread_request AS r
-  LEFT JOIN served AS s ON s.request = r.request
-  WHERE r.prefill_worker IS NOT NULL
-  UNION ALL
-  SELECT r.deployment, 'decode', r.decode_worker, r.output_tokens::DOUBLE, s.decode_s, true
-  FROM spread_request AS r
-  LEFT JOIN served AS s ON s.request = r.request
-  WHERE r.decode_worker IS NOT NULL AND r.decode_worker IS DISTINCT FROM r.prefill_worker
-),
-side_both AS (
+WITH side_both AS (
   SELECT deployment, side, NOT bool_or(split) AND side = 'prefill' AS unsplit
-  FROM side_request
+  FROM side_requests
   GROUP BY deployment, side
 ),
 side_worker AS (
   SELECT DISTINCT deployment, side, worker
-  FROM side_request
+  FROM side_requests
   UNION
   SELECT w.deployment, s.side, w.worker
   FROM workers AS w
@@ -90,7 +48,7 @@ request_sum AS (
     sum(tokens * tokens) AS token_squares, count(*) - count(tokens) AS tokens_unknown,
     sum(seconds) AS seconds, sum(seconds * seconds) AS second_squares,
     count(*) - count(seconds) AS seconds_unknown
-  FROM side_request
+  FROM side_requests
   GROUP BY deployment, side, worker
 ),
 measured AS (

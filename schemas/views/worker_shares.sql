@@ -6,7 +6,7 @@
 -- one that got most of the measure.
 --
 -- grain:   one row per (deployment, side, measure, worker)
--- needs:   load_spread, requests, workers, worker_labels, phase_by_request
+-- needs:   load_spread, side_requests, workers, worker_labels
 -- columns:
 --   deployment   VARCHAR     deployment
 --   side         VARCHAR     prefill or decode
@@ -22,34 +22,10 @@
 --   over_mean_high  DOUBLE   upper end
 --   workers      BIGINT      workers of the side
 --   level        VARCHAR     C (requests and tokens) or B (seconds)
-WITH served AS (
-  SELECT request, sum(duration_ms) FILTER (phase = 'prefill') / 1e3 AS prefill_s,
-    sum(duration_ms) FILTER (phase = 'decode') / 1e3 AS decode_s
-  FROM phase_by_request
-  WHERE phase IN ('prefill', 'decode')
-  GROUP BY request
-),
-side_request AS (
-  SELECT r.deployment, 'prefill' AS side, r.prefill_worker AS worker,
-    (r.prompt_tokens
-      -- known of some requests only: no sum; of none: whole prompts, and the words say so
-      - CASE WHEN count(r.cached_tokens) OVER (PARTITION BY r.deployment) = 0 THEN 0
-        ELSE r.cached_tokens END)::DOUBLE AS tokens,
-    CASE WHEN r.decode_worker IS DISTINCT FROM r.prefill_worker AND r.decode_worker IS NOT NULL
-      THEN s.prefill_s ELSE s.prefill_s + coalesce(s.decode_s, 0) END AS seconds
-  FROM requests AS r
-  LEFT JOIN served AS s ON s.request = r.request
-  WHERE r.prefill_worker IS NOT NULL
-  UNION ALL
-  SELECT r.deployment, 'decode', r.decode_worker, r.output_tokens::DOUBLE, s.decode_s
-  FROM requests AS r
-  LEFT JOIN served AS s ON s.request = r.request
-  WHERE r.decode_worker IS NOT NULL AND r.decode_worker IS DISTINCT FROM r.prefill_worker
-),
-worker_sum AS (
+WITH worker_sum AS (
   SELECT deployment, side, worker, count(*)::DOUBLE AS requests, sum(tokens) AS tokens,
     sum(seconds) AS seconds
-  FROM side_request
+  FROM side_requests
   GROUP BY deployment, side, worker
 ),
 side_worker AS (

@@ -10,6 +10,7 @@ from pdtrace.numbers import duration, plural, seconds, share
 _NOUNS = {
     "arrival_rate": "arrivals",
     "ttft": "median TTFT",
+    "turn": "the median time until a first token once the request's turn had come",
     "tpot": "median time per output token",
     "failures": "failures",
 }

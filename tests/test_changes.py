@@ -10,6 +10,7 @@ import pytest
 
 from pdtrace import methods, wording
 from pdtrace.methods import _segments
+from pdtrace.methods._change_levels import turns
 from pdtrace.methods.changes import RESULT_SCHEMA, changes, restarts
 from pdtrace.store import Store
 
@@ -25,7 +26,8 @@ def run(seed: int = 1, count: int = 600, rate: float = 2.0, sigma: float = 0.5) 
     ttft = 100 * random.lognormal(0, sigma, count)
     return pl.DataFrame(
         {
-            "worker": random.choice(["a", "b"], count),
+            "worker": (worker := random.choice(["a", "b"], count)),
+            "line": worker,
             "start_ns": T0 + (start * S).astype(np.int64),
             "ttft_ms": ttft,
             "tpot_ms": 20 * random.lognormal(0, 0.1, count),
@@ -212,6 +214,39 @@ def test_blocks_widen_until_they_do_not_depend_on_each_other() -> None:
     assert (free.cuts, free.per_block) == ((), 10.0)
     bound = _segments.course(waiting(1, 1000, 0.9))
     assert bound.per_block == 0.0 or bound.per_block > 10.0
+
+
+def test_a_turn_begins_at_the_first_token_before_it_or_at_the_arrival() -> None:
+    #        alone   waits   waits   other line   two of one step
+    start = np.array([0.0, 10, 20, 5, 500, 510]) * 1e6
+    first = np.array([100.0, 250, 300, 60, 600, 600]) * 1e6
+    line = np.array([1.0, 1, 1, 2, 1, 1])
+    took = turns(start, (first - start) / 1e6, line)
+    assert took.tolist() == pytest.approx([100, 150, 50, 55, 50, 50])
+
+
+def served(seed: int, count: int, before: float, after: float) -> pl.DataFrame:
+    """One server, first come first served, 100 ms apart in the mean; busy `before`, from the middle on `after`."""
+    random = np.random.default_rng(seed)
+    gaps = random.exponential(1, count)
+    work = random.exponential(1, count) * np.where(np.arange(count) < count // 2, before, after)
+    steps = np.concatenate([[0.0], np.cumsum(work[:-1] - gaps[1:])])
+    waits = steps - np.minimum.accumulate(steps) + work
+    return run(seed, count).with_columns(
+        worker=pl.lit("a"), line=pl.lit("a"), ttft_ms=pl.Series(100 * waits),
+        start_ns=pl.Series(T0 + (np.cumsum(gaps) * S / 10).astype(int)),
+    )  # fmt: skip
+
+
+def test_a_slower_server_near_saturation_is_found_by_what_requests_take_at_their_turn() -> None:
+    told, alarms = 0, 0
+    for seed in range(10):
+        kinds = {metric for kind, metric in found(served(seed, 600, 0.5, 0.9)) if kind == "change"}
+        told += bool(kinds & {"ttft", "turn"})
+        assert "arrival_rate" not in kinds
+        alarms += bool({"ttft", "turn"} & {m for _, m in found(served(seed, 600, 0.9, 0.9))})
+    assert told >= 7  # of first tokens alone 3
+    assert alarms <= 1
 
 
 # -- through the store ---------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ SHORTEST = (
 )
 DEPENDENT = 0.2  # correlation of successive residuals above which blocks are widened
 MAX_P = 0.002
-SHUFFLES, BATCH, LOST_HOPE = 999, 111, 10
+SHUFFLES, BATCH, LOST_HOPE = 999, 37, 10
 CHI2_95 = 3.841
 
 

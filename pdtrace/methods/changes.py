@@ -4,8 +4,11 @@ Of arrivals, first tokens, time per output token and failures, each in the order
 change of level is found and judged in `_segments` (circular binary segmentation on ranks, guarded
 against queues' memory), and counts only where it is large and its intervals do not overlap. First
 tokens that depend on each other come from a waiting line, whose long episodes look like changes:
-there a change counts only where something else changed with it (arrivals, pace, prompts), or where
-the line emptied again and again in the slower part. Warm-up
+there a change counts only where something else changed with it (arrivals, pace, prompts, what a
+request takes once its turn has come), or where the line emptied again and again in the slower part
+though requests took longer at their turn. What a request takes at its turn (`turns` in
+`_change_levels`) has none of the line's memory; where it changed and arrivals and prompts did not, it
+is told itself, unless first tokens tell the same. Warm-up
 is told apart: the first requests are slower than any other stretch of as many requests was. What
 changed along with it (arrivals, requests in flight, prompts) stands beside each change; that is no
 proof of a cause.
@@ -21,10 +24,21 @@ import numpy as np
 import polars as pl
 
 from pdtrace.methods import _segments
-from pdtrace.methods.statistics import Z95, Floats, wilson_interval
+from pdtrace.methods._change_levels import (
+    FACTOR,
+    Level,
+    Series,
+    clear,
+    factor,
+    instant,
+    level,
+    median,
+    turns,
+)
+from pdtrace.methods.statistics import Floats
 
 REQUESTS = """
-SELECT request, decode_worker AS worker, start_ns, prompt_tokens,
+SELECT request, decode_worker AS worker, coalesce(prefill_worker, decode_worker) AS line, start_ns, prompt_tokens,
   CASE WHEN counted THEN ttft_ms END AS ttft_ms, CASE WHEN counted THEN pace_ms END AS tpot_ms,
   coalesce(e2e_ms, (end_ns - start_ns) / 1e6) AS e2e_ms,
   CASE outcome WHEN 'failed' THEN 1.0 WHEN 'completed' THEN 0.0 END AS failed
@@ -69,18 +83,17 @@ ORDER BY s.worker, s.time_ns
 
 FEWEST = 60  # requests; of fewer nothing is said
 LOOKED_AT = 50_000  # requests that are looked at, every k-th of more
-FACTOR = 1.25  # smaller changes of a rate or median are not told
-POINTS = 0.02  # likewise of a share
 BACKLOG = 10  # a slow stretch lasts this many of its waits at least, or it is one backlog
 EPISODE_PARTS = 8  # parts of a slower stretch; in half of them the line must have emptied
 NEAR = 0.1  # of the run: changes so near each other came together
 WARM_FACTOR, WARM_FEWEST, WARM_P = 1.5, 100, 0.002
 WARM_SIZES = (1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987)
 ONE_RESTART_NS = 60 * 10**9  # signs closer than this tell of one restart
-METRICS = ("arrival_rate", "ttft", "tpot", "failures")
+METRICS = ("arrival_rate", "ttft", "turn", "tpot", "failures")
 UNITS = {
     "arrival_rate": "requests/s",
     "ttft": "ms",
+    "turn": "ms",
     "tpot": "ms",
     "failures": "1",
     "prompts": "tokens",
@@ -100,26 +113,6 @@ RESULT_SCHEMA: dict[str, type[pl.DataType]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Series:
-    """One quantity in the order of arrival: its values and when each was."""
-
-    metric: str
-    values: Floats
-    times: Floats  # ns since `origin`
-    origin: int
-    requests_each: float  # how many requests one value stands for (every k-th is looked at)
-
-
-@dataclass(frozen=True)
-class Level:
-    """What a stretch of a series was like, with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
 def ordered(requests: pl.DataFrame) -> pl.DataFrame:
     """By start, and by request where several started at once; texts are compared only there."""
     at_once = requests["start_ns"].is_duplicated().any()
@@ -131,6 +124,7 @@ def changes(requests: pl.DataFrame, deployment: str | None) -> pl.DataFrame:
 
     A worker's change is told only where the whole does not show it.
     """
+    requests = _with_turns(requests)
     whole = _changes(requests)
     rows = [{**row, "worker": None} for row in whole]
     workers = requests["worker"].drop_nulls().unique().sort().to_list()
@@ -139,6 +133,24 @@ def changes(requests: pl.DataFrame, deployment: str | None) -> pl.DataFrame:
             mine = _changes(requests.filter(pl.col("worker") == worker))
             rows += [{**row, "worker": worker} for row in mine if not _known(row, whole, requests)]
     return pl.DataFrame([{**row, "deployment": deployment} for row in rows], schema=RESULT_SCHEMA)
+
+
+def _with_turns(requests: pl.DataFrame) -> pl.DataFrame:
+    """The requests with `turn_ms`, what each took once its turn came; NULL where its first token is not known."""
+    lines = pl.col("line").cast(pl.String).fill_null("").rank("dense").cast(pl.Float64)
+    known = pl.col("ttft_ms").is_not_null() & pl.col("ttft_ms").is_finite()
+    numbered = requests.with_row_index("n")
+    table = numbered.filter(known).select(
+        "n",
+        start=(pl.col("start_ns") - pl.col("start_ns").min()).cast(pl.Float64),
+        ttft=pl.col("ttft_ms").cast(pl.Float64),
+        line=lines,
+    )
+    if table.is_empty():
+        return requests.with_columns(turn_ms=pl.lit(None, pl.Float64))
+    took = turns(table["start"].to_numpy(), table["ttft"].to_numpy(), table["line"].to_numpy())
+    each = table.select("n").with_columns(turn_ms=pl.Series(took))
+    return numbered.join(each, on="n", how="left", maintain_order="left").drop("n")
 
 
 def _known(row: dict[str, Any], whole: list[dict[str, Any]], requests: pl.DataFrame) -> bool:
@@ -161,25 +173,63 @@ def _changes(requests: pl.DataFrame) -> list[dict[str, Any]]:
     if start[0] == start[-1]:
         return []
     rows: list[dict[str, Any]] = []
-    # first tokens last: what else changed tells a change from an episode of the waiting line
-    for series in sorted(_series(requests, start), key=lambda s: s.metric == "ttft"):
+    # turns and then first tokens last: what else changed tells a change from an episode of the waiting line
+    last = {"turn": 1, "ttft": 2}
+    every = sorted(_series(requests, start), key=lambda s: last.get(s.metric, 0))
+    turn = next((s for s in every if s.metric == "turn"), None)
+    for series in every:
         skip = 0
         if series.metric in {"ttft", "tpot"} and (warm := _warm_up(series)):
             skip, row = warm
             rows.append(row)
         later = replace(series, values=series.values[skip:], times=series.times[skip:])
-        rows += _levels(later, _Beside(requests, start, tuple(rows)))
+        beside = _Beside(requests, start, tuple(rows), turn)
+        found = _levels(later, beside)
+        if series.metric == "turn":  # more or longer requests take longer turns, too
+            found = [
+                row for row in found if row["kind"] == "change" and not beside.changed(row["at_ns"])
+            ]
+        rows += found
+    rows = [
+        row
+        for row in rows
+        if row["metric"] != "turn" or not _told_by_first_tokens(row, rows, start)
+    ]
     rows.sort(key=lambda row: METRICS.index(row["metric"]))
     return [{**row, **_along(requests, start, row)} for row in rows]
 
 
+def _told_by_first_tokens(turn: dict[str, Any], rows: list[dict[str, Any]], start: Any) -> bool:
+    """Whether a change of first tokens says the same as one of turns."""
+    near = NEAR * (int(start[-1]) - int(start[0]))
+    return any(
+        row["metric"] == "ttft"
+        and row["kind"] == "change"
+        and abs(row["at_ns"] - turn["at_ns"]) <= near
+        for row in rows
+    )
+
+
 @dataclass(frozen=True)
 class _Beside:
-    """What else is known of the run: its requests, and what changed in other quantities."""
+    """What else is known of the run: its requests, what each took at its turn, and what changed in other quantities."""
 
     requests: pl.DataFrame
     start: Any
     rows: tuple[dict[str, Any], ...]
+    turns: Series | None = None
+
+    def served_alike(self, edges: tuple[int, int, int], worse: int) -> bool:
+        """Whether requests took about as long at their turn on both sides (instants of begin, cut and end)."""
+        if self.turns is None:
+            return False
+        begin, cut, end = np.searchsorted(
+            self.turns.times, [at - self.turns.origin for at in edges]
+        )
+        sides = self.turns.values[begin:cut], self.turns.values[cut : end + 1]
+        if not len(sides[0]) or not len(sides[1]):
+            return False
+        return float(np.median(sides[worse])) < FACTOR * float(np.median(sides[1 - worse]))
 
     def changed(self, at_ns: int) -> bool:
         """Whether arrivals, pace or prompts changed about then."""
@@ -199,7 +249,13 @@ def _series(requests: pl.DataFrame, start: Any) -> list[Series]:
     thin = start[::every]
     since = (thin - origin).astype(np.float64)
     found = [Series("arrival_rate", np.diff(since) / every, since[1:], origin, float(every))]
-    for metric, column in (("ttft", "ttft_ms"), ("tpot", "tpot_ms"), ("failures", "failed")):
+    columns = (
+        ("ttft", "ttft_ms"),
+        ("turn", "turn_ms"),
+        ("tpot", "tpot_ms"),
+        ("failures", "failed"),
+    )
+    for metric, column in columns:
         if series := _known_values(requests, start, column, metric):
             found.append(series)
     return found
@@ -241,7 +297,7 @@ def _warm_up(series: Series) -> tuple[int, dict[str, Any]] | None:
     slow = float(np.median(first)) >= WARM_FACTOR * float(np.median(rest))
     if as_slow > max(WARM_P, 1 / count) or not slow or not _apart(first, rest):
         return None
-    before, after = _median(first, 1.0), _median(rest, 1.0)
+    before, after = median(first, 1.0), median(rest, 1.0)
     row = _row(series, "warm_up", size, 0, len(values), before, after)
     each = series.requests_each
     row |= {
@@ -271,9 +327,9 @@ def _levels(series: Series, beside: _Beside | None = None) -> list[dict[str, Any
     count = len(series.values)
     if course.drift_p is not None:
         fifth = count // 5
-        before = _level(series, 0, fifth, course.per_block)
-        after = _level(series, count - fifth, count, course.per_block)
-        if not _clear(series.metric, before, after):
+        before = level(series, 0, fifth, course.per_block)
+        after = level(series, count - fifth, count, course.per_block)
+        if not clear(series.metric, before, after):
             return []
         row = _row(series, "drift", count // 2, 0, count, before, after)
         span = {"at_low_ns": row["from_ns"], "at_high_ns": row["until_ns"]}
@@ -281,11 +337,11 @@ def _levels(series: Series, beside: _Beside | None = None) -> list[dict[str, Any
     cuts = list(course.cuts)
     while cuts:
         edges = [0, *(cut.at for cut in cuts), count]
-        levels = [_level(series, a, b, course.per_block) for a, b in pairwise(edges)]
+        levels = [level(series, a, b, course.per_block) for a, b in pairwise(edges)]
         unclear = [
             n
             for n in range(len(cuts))
-            if not _clear(series.metric, levels[n], levels[n + 1])
+            if not clear(series.metric, levels[n], levels[n + 1])
             or _one_backlog(series, levels[n : n + 2], edges[n : n + 3])
             or _one_episode(series, course.per_block, levels[n : n + 2], edges[n : n + 3], beside)
         ]
@@ -294,7 +350,7 @@ def _levels(series: Series, beside: _Beside | None = None) -> list[dict[str, Any
                 _cut_row(series, cut, edges[n], edges[n + 2], levels[n], levels[n + 1])
                 for n, cut in enumerate(cuts)
             ]
-        del cuts[min(unclear, key=lambda n: _size(levels[n], levels[n + 1]))]
+        del cuts[min(unclear, key=lambda n: factor(levels[n], levels[n + 1]))]
     return []
 
 
@@ -303,7 +359,7 @@ def _cut_row(
 ) -> dict[str, Any]:
     row = _row(series, "change", cut.at, begin, end, before, after)
     row["p_value"] = cut.p_value
-    row["at_low_ns"], row["at_high_ns"] = (_instant(series, n) for n in (cut.low, cut.high))
+    row["at_low_ns"], row["at_high_ns"] = (instant(series, n) for n in (cut.low, cut.high))
     if series.metric == "ttft":
         left, right = series.values[begin : cut.at], series.values[cut.at : end]
         worse, better = (right, left) if right.mean() > left.mean() else (left, right)
@@ -319,51 +375,12 @@ def _row(
     each = series.requests_each
     return {
         "kind": kind, "metric": series.metric, "unit": UNITS[series.metric],
-        "at_ns": _instant(series, at), "from_ns": _instant(series, begin),
-        "until_ns": _instant(series, end),
+        "at_ns": instant(series, at), "from_ns": instant(series, begin),
+        "until_ns": instant(series, end),
         "level_before": before.value, "before_low": before.low, "before_high": before.high,
         "level_after": after.value, "after_low": after.low, "after_high": after.high,
         "requests_before": round((at - begin) * each), "requests_after": round((end - at) * each),
     }  # fmt: skip
-
-
-def _instant(series: Series, number: int) -> int:
-    return series.origin + int(series.times[min(number, len(series.times) - 1)])
-
-
-def _level(series: Series, begin: int, end: int, per_block: float) -> Level:
-    """The level of a stretch; fewer values count as independent where they depend on each other."""
-    values = series.values[begin:end]
-    widened = max(1.0, per_block / _segments.PER_BLOCK) if per_block else 1.0
-    if series.metric == "failures":
-        low, high = wilson_interval(
-            round(values.sum() / widened), max(1, round(len(values) / widened))
-        )
-        return Level(float(values.mean()), low, high)
-    if series.metric == "arrival_rate":
-        mean = float(values.mean()) / 1e9
-        if mean <= 0:
-            return Level(float("inf"), 0.0, float("inf"))
-        half = Z95 * float(values.std()) / 1e9 / mean / float(np.sqrt(len(values) / widened))
-        return Level(1 / mean, 1 / mean / (1 + half), 1 / mean / max(1 - half, 1e-3))
-    return _median(values, widened)
-
-
-def _median(values: Floats, widened: float) -> Level:
-    """Median with the interval that order statistics give it."""
-    ordered = np.sort(values)
-    count = len(ordered)
-    half = Z95 * 0.5 * np.sqrt(widened / count)
-    low, high = (int(np.clip(round((0.5 + s * half) * count), 0, count - 1)) for s in (-1, 1))
-    return Level(float(np.median(ordered)), float(ordered[low]), float(ordered[high]))
-
-
-def _clear(metric: str, before: Level, after: Level) -> bool:
-    """Whether a change is worth telling: large, and intervals apart."""
-    apart = before.high < after.low or after.high < before.low
-    if metric == "failures":
-        return apart and abs(after.value - before.value) >= POINTS
-    return apart and _size(before, after) >= FACTOR
 
 
 def _one_backlog(series: Series, levels: list[Level], edges: list[int]) -> bool:
@@ -371,14 +388,14 @@ def _one_backlog(series: Series, levels: list[Level], edges: list[int]) -> bool:
     if series.metric != "ttft":
         return False
     worse = 0 if levels[0].value > levels[1].value else 1
-    begin, end = (_instant(series, edges[n]) for n in (worse, worse + 1))
+    begin, end = (instant(series, edges[n]) for n in (worse, worse + 1))
     return end - begin < BACKLOG * levels[worse].value * 1e6
 
 
 def _one_episode(
     series: Series, per_block: float, levels: list[Level], edges: list[int], beside: _Beside | None
 ) -> bool:
-    """Whether the slower side may be one long episode of a waiting line: nothing else changed, and it never emptied.
+    """Whether the slower side may be one long episode of a waiting line: nothing else changed, it never emptied or served as fast.
 
     Only of first tokens that depend on each other. Emptied: as fast as the better side is in the median.
     """
@@ -388,12 +405,9 @@ def _one_episode(
     worse = 0 if levels[0].value > levels[1].value else 1
     fast = series.values[edges[worse] : edges[worse + 1]] <= levels[1 - worse].value
     emptied = sum(bool(part.any()) for part in np.array_split(fast, EPISODE_PARTS))
-    return 2 * emptied < EPISODE_PARTS and not beside.changed(_instant(series, edges[1]))
-
-
-def _size(before: Level, after: Level) -> float:
-    small, large = sorted((before.value, after.value))
-    return large / small if small > 0 else float("inf")
+    begin, cut, end = (instant(series, edge) for edge in edges)
+    episode = 2 * emptied < EPISODE_PARTS or beside.served_alike((begin, cut, end), worse)
+    return episode and not beside.changed(cut)
 
 
 # -- what changed along with it ------------------------------------------------------------------------

@@ -28,7 +28,7 @@
 --   changes        STRUCT(worker VARCHAR, kind VARCHAR, metric VARCHAR, at_ns BIGINT, at_low_ns BIGINT, at_high_ns BIGINT, level_before DOUBLE, before_low DOUBLE, before_high DOUBLE, level_after DOUBLE, after_low DOUBLE, after_high DOUBLE, unit VARCHAR, arrival_rate_before DOUBLE, arrival_rate_after DOUBLE, in_flight_before DOUBLE, in_flight_after DOUBLE, prompt_tokens_before DOUBLE, prompt_tokens_after DOUBLE, note VARCHAR)[]  all of them, in the order of time
 WITH listed AS (
   SELECT *, greatest(level_before, level_after) / nullif(least(level_before, level_after), 0) AS factor,
-    metric IN ('ttft', 'tpot', 'failures') AS felt
+    metric IN ('ttft', 'turn', 'tpot', 'failures') AS felt
   FROM changes
   WHERE kind IN ('change', 'drift', 'restart')
 ),

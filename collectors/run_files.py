@@ -10,6 +10,8 @@ from pdtrace.model import Head, Match, Sink, Source
 
 TITLE = "Other files of a run (recognised, not used)"
 
+_KV_EVENTS = "KV cache events: which blocks a worker kept and dropped, not whose prompts they are; reuse by prefix needs the hashes of each request"
+
 # What the content shows, whatever the file's name.
 _CONTENTS: tuple[tuple[re.Pattern[bytes], str], ...] = (
     (re.compile(rb"={3,} ?Serving Benchmark Result ?={3,}"), "stdout of a serving benchmark: its JSON result has the requests"),
@@ -19,6 +21,10 @@ _CONTENTS: tuple[tuple[re.Pattern[bytes], str], ...] = (
     (re.compile(rb"\Aready\r?\ncounts \{"), "stdout of an OTLP receiver"),
     (re.compile(rb"NVIDIA-SMI \d|Driver Version: *\d+.*CUDA Version|^GPU \d+: NVIDIA", re.MULTILINE), "nvidia-smi output: nothing about requests"),
     (re.compile(rb"\A#!"), "a script"),
+    (re.compile(rb'\A\s*[\[{].{0,4096}?"(?:BlockStored|BlockRemoved|AllBlocksCleared)"', re.DOTALL), _KV_EVENTS),
+    (re.compile(rb'\A\s*\{.{0,512}?"data"\s*:\s*\{\s*"(?:stored|removed)"\s*:\s*\{\s*"(?:parent_hash|blocks|block_hashes)"', re.DOTALL), _KV_EVENTS),
+    (re.compile(rb"\A[\x80-\xdf].{0,512}?(?:BlockStored|BlockRemoved|AllBlocksCleared)", re.DOTALL), _KV_EVENTS),
+    (re.compile(rb"\A.{4}[\x80-\x9f\xde\xdf].{0,64}?LMCT", re.DOTALL), "LMCache's trace of storage calls (msgpack): it names no requests; --lookup-hash-log-dir does"),
     (re.compile(rb'\A\{"pdtrace_simulator": ?\{'), "the truth of a simulated run: for tests, not for diagnosis"),
 )  # fmt: skip
 

@@ -25,12 +25,12 @@ TITLE = "LMCache"
 REASON_OTHER = "no lookup of chunks"
 REASON_AGAIN = "looked up again"
 
-_LEGS = {
+_LEGS: dict[str, pl.DataType | type[pl.DataType]] = {
     "leg": pl.String, "record": pl.Int64, "worker": pl.String, "observer": pl.String, "clock": pl.String,
     "request_id": pl.String, "model": pl.String, "start_ns": pl.Int64, "resolution_ns": pl.Int64,
     "prompt_tokens": pl.Int64, "status": pl.String,
 }  # fmt: skip
-_BLOCKS = {
+_BLOCKS: dict[str, pl.DataType | type[pl.DataType]] = {
     "leg": pl.String, "record": pl.Int64, "block_tokens": pl.Int64, "hashes": pl.List(pl.UInt64),
 }  # fmt: skip
 _RESOLUTION_NS = 1_000_000

@@ -19,7 +19,7 @@ from recorded import Kept, attributes
 import pdtrace
 from pdtrace import instrumentation as pdt
 from pdtrace.instrumentation import api, asgi, auto, uvicorn_server
-from pdtrace.instrumentation.vllm import plugin
+from pdtrace.instrumentation.vllm import frontend, plugin
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +28,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv(name, raising=False)
     fake.install(monkeypatch)
     monkeypatch.setattr(asgi, "_served_as", [])
+    monkeypatch.setattr(asgi, "_handed_on", [])
     yield
     uvicorn_server.uninstrument()
     pdtrace.uninstrument()
@@ -62,6 +63,7 @@ def test_the_general_plugin_does_nothing_until_it_is_asked(
     assert api.instrumented()
     assert hasattr(uvicorn_server.uvicorn.Config.load, "__wrapped__")
     assert asgi._served_as == ["frontend"]
+    assert asgi._handed_on == [frontend.handed_on]
 
 
 def test_iteration_details_become_steps() -> None:

@@ -15,11 +15,11 @@ from recorded import PARENT, SPAN, TRACE, Kept, attributes
 import pdtrace
 from pdtrace import instrumentation as pdt
 from pdtrace.api import Trace
-from pdtrace.instrumentation import _doors, api, engine_steps, requests
+from pdtrace.instrumentation import _doors, api, asgi, engine_steps, requests
 from pdtrace.instrumentation import vllm as door
 from pdtrace.instrumentation.files import OtlpFiles
 from pdtrace.instrumentation.request_ids import of_answer, of_vllm_engine
-from pdtrace.instrumentation.vllm import book, scheduler
+from pdtrace.instrumentation.vllm import book, frontend, scheduler
 
 MS = 1_000_000
 
@@ -445,3 +445,22 @@ def test_the_engine_hangs_below_the_api_server_where_vllm_passes_trace_headers_o
         told = dict(scope["headers"])[b"traceparent"].decode()
         assert told.split("-")[1:3] == [span["traceId"], span["spanId"]]
     assert kept.requests[0].trace_id == TRACE
+
+
+@pytest.mark.parametrize("told_by", ["plugin", "--middleware", "both"])
+def test_under_a_second_middleware_the_engine_hangs_below_the_one_span(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, told_by: str
+) -> None:
+    """Where pdtrace is installed beside vLLM its plugin wraps the server too, around `--middleware`."""
+    monkeypatch.setattr(asgi, "_handed_on", [])
+    if told_by != "--middleware":
+        asgi.hand_on(frontend.handed_on)
+
+    def both(app: asgi.App) -> asgi.App:
+        return asgi.PdtraceMiddleware(app if told_by == "plugin" else door.PdtraceMiddleware(app))
+
+    seen = asyncio.run(ask(both, [(b"traceparent", PARENT.encode())], b'{"id": "chatcmpl-abc"}'))
+    pdt.flush()
+    (span,) = kept.named("pdtrace.request")
+    headers = [value.decode() for name, value in seen["headers"] if name == b"traceparent"]
+    assert headers == [f"00-{TRACE}-{span['spanId']}-01"]

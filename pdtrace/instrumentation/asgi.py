@@ -28,6 +28,15 @@ _CLIENT_LEFT = "http.disconnect"
 _served_as: list[str] = []
 
 
+# How an application gets its scope where spans of its engine shall hang below ours; an engine's door sets it.
+_handed_on: list[Callable[[Message, Request], Message]] = []
+
+
+def hand_on(how: Callable[[Message, Request], Message]) -> None:
+    """Have the applications of this process get what this makes of their scopes."""
+    _handed_on[:] = [how]
+
+
 def served_as(role: str) -> None:
     """Say what the servers of this process are, where nobody told them."""
     _served_as[:] = [role]
@@ -53,18 +62,17 @@ class PdtraceMiddleware:
             or scope.get("method") != "POST"
             or not api.instrumented()
             or not self.paths.search(scope.get("path", ""))
-            or scope.get("pdtrace")
         ):
             await self.app(scope, receive, send)
             return
-        scope["pdtrace"] = True  # a second middleware further in must not count the call again
-        request = self._begun(scope)
+        request = scope.get("pdtrace")
+        if request is not None:  # a second middleware further in does not count the call again
+            await self.app(self._inner(scope, request), receive, send)
+            return
+        scope["pdtrace"] = request = self._begun(scope)
         call = _Call(request, scope.get("path", ""), receive, send)
-        inner = scope
-        with contextlib.suppress(Exception):
-            inner = self._handed_on(scope, request)
         with request:
-            await self.app(inner, call.receive, call.send)
+            await self.app(self._inner(scope, request), call.receive, call.send)
             if call.left and not call.complete:
                 request.end(aborted=True)
 
@@ -81,9 +89,14 @@ class PdtraceMiddleware:
             request.set(attempt=attempt)
         return request
 
+    def _inner(self, scope: Message, request: Request) -> Message:
+        with contextlib.suppress(Exception):
+            return self._handed_on(scope, request)
+        return scope
+
     def _handed_on(self, scope: Message, request: Request) -> Message:
         """The scope as the application gets it."""
-        return scope
+        return _handed_on[0](scope, request) if _handed_on else scope
 
 
 async def _ending(send: Send, message: Message) -> None:

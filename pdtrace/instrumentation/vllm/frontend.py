@@ -30,10 +30,14 @@ class PdtraceMiddleware(asgi.PdtraceMiddleware):
             once("pdtrace: vLLM's API server is not recorded", error=error)
 
     def _handed_on(self, scope: asgi.Message, request: Request) -> asgi.Message:
-        """With our span as the parent of what the engine records."""
-        headers: list[Any] = list(scope.get("headers", ()))
-        kept = [pair for pair in headers if bytes(pair[0]).lower() != _HEADER]
-        traced = bool(os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))
-        if len(kept) == len(headers) and not traced:
-            return scope  # vLLM warns of a trace context that it drops
-        return {**scope, "headers": [*kept, (_HEADER, request.traceparent.encode())]}
+        return handed_on(scope, request)
+
+
+def handed_on(scope: asgi.Message, request: Request) -> asgi.Message:
+    """The scope with our span as the parent of what the engine records."""
+    headers: list[Any] = list(scope.get("headers", ()))
+    kept = [pair for pair in headers if bytes(pair[0]).lower() != _HEADER]
+    traced = bool(os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))
+    if len(kept) == len(headers) and not traced:
+        return scope  # vLLM warns of a trace context that it drops
+    return {**scope, "headers": [*kept, (_HEADER, request.traceparent.encode())]}

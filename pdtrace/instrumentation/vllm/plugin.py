@@ -7,6 +7,7 @@ import sys
 
 from pdtrace.instrumentation import asgi
 from pdtrace.instrumentation._doors import once, switched_on
+from pdtrace.instrumentation.vllm.frontend import handed_on
 
 _OURS = "pdtrace.instrumentation.vllm"
 
@@ -24,6 +25,7 @@ def load() -> None:
         if switched_on(named=False):
             from pdtrace.instrumentation import uvicorn_server
 
+            asgi.hand_on(handed_on)
             uvicorn_server.instrument()
     except Exception as error:
         once("pdtrace: vLLM's process is not recorded", error=error)

@@ -17,6 +17,7 @@ from pdtrace._worker_names import folder, plain, rename
 from pdtrace.store import Store
 
 _LEVELS = 3  # folders that are climbed to find the deployment of a file without requests
+HOME = 0.9  # share of a client file's requests in one deployment that makes it the file's
 _HOUR_NS = 3600 * 10**9
 
 
@@ -90,18 +91,18 @@ def _segments(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _files(frame: pl.DataFrame, mine: Ints, joined: Ints) -> Ints:
-    """Requests that no serving component saw: with the rest of their file, else one per file."""
+    """Requests that no serving component saw: with the rest of their file if that is in one place, else apart."""
     rows = frame.with_columns(pl.Series("mine", mine), pl.Series("n", np.arange(frame.height)))
     served = rows.filter((pl.col("obs") > CLIENT) & pl.col("worker").is_not_null())["mine"].unique()
     lost = ~rows["mine"].is_in(served.implode())
     if not lost.any():
         return mine
     clients = rows.filter(pl.col("obs") == CLIENT).filter(pl.col("mine").is_in(served.implode()))
+    # Where the file's other requests lie in several deployments, nothing says whose these were.
     home = (
         clients.group_by("source", "mine")
         .len()
-        .sort("source", "len", "mine", descending=[False, True, False])
-        .unique("source", keep="first", maintain_order=True)
+        .filter(pl.col("len") >= HOME * pl.col("len").sum().over("source"))
         .select("source", home="mine")
     )
     alone = rows.filter(lost).join(home, on="source", how="left")

@@ -924,6 +924,29 @@ def test_each_worker_is_judged_at_its_best_level(con: Store) -> None:
     assert (row["workers_judged"], row["workers_unknown"]) == (3, 2)
 
 
+def test_a_server_under_two_names_is_counted_once(con: Store) -> None:
+    """Its log has the steps under a pid, its spans the requests under an instance: one loss, not two."""
+    con.append("workers", [worker("pid"), worker("instance"), worker("both")])
+    con.append("legs", [{"leg": w, "worker": w, "deployment": "d"} for w in ("instance", "both")])
+    con.append("interference_steps", [judged("pid", 4.0, True), judged("both", 1.0, True)])
+    con.append("interference_requests", [by_gaps("instance", 3.5, True), by_gaps("both", 2.0, True)])  # fmt: skip
+    row = one(con, "prefill_interference")
+    assert (row["value"], row["levels"], row["workers"]) == (5.0, ["A"], ["pid", "both"])
+    rows = {r["worker"]: r for r in con.query("interference_by_worker").iter_rows(named=True)}
+    left = rows["instance"]
+    assert (left["level"], left["requests_lost_s"]) == (None, 3.5)
+    assert left["notes"] == ["its steps and its requests may stand under two names: counted under the other"]  # fmt: skip
+
+
+def test_of_one_log_and_several_servers_the_servers_are_counted(con: Store) -> None:
+    con.append("workers", [worker(w) for w in ("pid", "i1", "i2")])
+    con.append("legs", [{"leg": w, "worker": w, "deployment": "d"} for w in ("i1", "i2")])
+    con.append("interference_steps", [judged("pid", 4.0, True)])
+    con.append("interference_requests", [by_gaps("i1", 3.5, True), by_gaps("i2", 3.0, True)])
+    row = one(con, "prefill_interference")
+    assert (row["value"], row["levels"], row["workers"]) == (6.5, ["C"], ["i1", "i2"])
+
+
 def test_steps_that_name_members_also_name_victims(con: Store) -> None:
     con.append("workers", [worker("a")])
     con.append("interference_steps", [judged("a", 4.0, True)])

@@ -3,7 +3,8 @@
 --
 -- Level A (engine steps) where it has a sum, else B (token times and prefill intervals), else C
 -- (durations of requests). What the other levels say stands beside it; seconds of two levels are
--- two estimates of one thing and are never added.
+-- two estimates of one thing and are never added. Nor are those of two names that may be one server:
+-- where steps name no request and requests lie on workers without steps, the more numerous side counts.
 --
 -- grain:   one row per worker that any level looked at; worker NULL where nobody says who served the
 --          requests of the deployment
@@ -74,14 +75,44 @@ best AS (
   SELECT *
   FROM judged
   QUALIFY row_number() OVER (PARTITION BY deployment, worker ORDER BY level) = 1
+),
+served AS (
+  SELECT worker FROM interference_gaps WHERE worker IS NOT NULL
+  UNION
+  SELECT worker FROM interference_requests WHERE worker IS NOT NULL
+),
+half_known AS (
+  -- steps under a name that no request bears, requests under a name that no step bears
+  SELECT b.deployment, b.worker, b.level = 'A' AS steps
+  FROM best AS b
+  WHERE b.worker IS NOT NULL AND (
+    (b.level = 'A' AND b.worker NOT IN (FROM served))
+    OR (b.level <> 'A' AND b.worker NOT IN (SELECT worker FROM interference_steps))
+  )
+),
+side AS (
+  SELECT deployment, count(*) FILTER (steps) >= count(*) FILTER (NOT steps) AS by_steps
+  FROM half_known
+  GROUP BY deployment
+  HAVING bool_or(steps) AND bool_or(NOT steps)
+),
+doubled AS (
+  SELECT h.worker
+  FROM half_known AS h
+  JOIN side AS d ON d.deployment IS NOT DISTINCT FROM h.deployment AND d.by_steps <> h.steps
+),
+counted AS (
+  FROM best WHERE worker IS NULL OR worker NOT IN (FROM doubled)
 )
 SELECT s.deployment, s.worker, s.role, n.label, b.level, b.flagged, b.lost_s, b.lost_low_s, b.lost_high_s,
   b.decode_s, b.lost_ratio, b.lost_ratio_low,
   a.lost_s AS steps_lost_s, g.lost_s AS gaps_lost_s, r.lost_s AS requests_lost_s,
   g.tail_explained_ratio, g.events, g.event_ms, g.best_shift_ms,
-  coalesce(CASE WHEN b.level IS NULL THEN s.notes ELSE b.notes END, []) AS notes
+  CASE WHEN s.worker IN (FROM doubled)
+    THEN ['its steps and its requests may stand under two names: counted under the other']
+    ELSE coalesce(CASE WHEN b.level IS NULL THEN s.notes ELSE b.notes END, []) END AS notes
 FROM worker_seen AS s
-LEFT JOIN best AS b ON b.worker IS NOT DISTINCT FROM s.worker
+LEFT JOIN counted AS b ON b.worker IS NOT DISTINCT FROM s.worker
   AND b.deployment IS NOT DISTINCT FROM s.deployment
 LEFT JOIN by_steps AS a ON a.worker = s.worker
 LEFT JOIN interference_gaps AS g ON g.worker = s.worker

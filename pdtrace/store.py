@@ -84,7 +84,7 @@ class Store:
         self._loading = False
         self._answers: dict[_ahead.Key, pl.DataFrame] = {}
         self._waiting: set[str] = set()  # queries that are created when somebody names them
-        self._aside = Aside()
+        self._aside = Aside() if self.path is None else Aside(self._own_place())
         self._making = RLock()  # views are made by one thread at a time
         if not read_only:
             self.connection.execute("SET preserve_insertion_order = false")
@@ -150,7 +150,7 @@ class Store:
 
     def stretches(self, table: str, columns: Sequence[str], rows: int) -> Iterator[pl.DataFrame]:
         """These columns of a table, so many rows at a time; batches kept aside come as they are, not copied."""
-        place = f"{aside.PLACE}.{table}" if table in self._aside.names() else table
+        place = f"{self._aside.place}.{table}" if table in self._aside.names() else table
         wanted = ", ".join(columns)
         last = self.scalar(f"SELECT coalesce(max(rowid), -1) FROM {place}")
         for low in range(0, last + 1, rows):
@@ -178,14 +178,24 @@ class Store:
         if frame.num_rows == 0:
             return 0
         self._check(table, frame, columns)
-        if self.path is None and table in aside.TABLES and frame.num_rows >= aside.LEAST_ROWS:
+        if table in self._kept_aside() and frame.num_rows >= aside.LEAST_ROWS:
             self._aside.add(table, frame)
         else:
             self._insert(table, frame)
         return int(frame.num_rows)
 
+    def _kept_aside(self) -> frozenset[str]:
+        """Tables whose large batches stay Arrow."""
+        if self.path is None:
+            return aside.TABLES
+        return frozenset() if self._lasting or self.read_only else aside.BESIDE_FILES
+
+    def _own_place(self) -> str:
+        ((name,),) = self.connection.execute("SELECT current_database()").fetchall()
+        return '"' + str(name).replace('"', '""') + '".main'
+
     def _insert(self, table: str, frame: pa.Table) -> None:
-        place = f"{aside.PLACE}.{table}" if table in self._aside.names() else table
+        place = f"{self._aside.place}.{table}" if table in self._aside.names() else table
         names = ", ".join(f'"{name}"' for name in frame.column_names)
         # The name `batch_rows` is found by DuckDB's replacement scan of local variables.
         batch_rows = frame  # noqa: F841
@@ -371,10 +381,12 @@ class Store:
             yield
             return
         self.connection.execute("BEGIN")
+        self._aside.keep()
         try:
             yield
         except BaseException:
             self.connection.execute("ROLLBACK")
+            self._aside.undo()
             raise
         self.connection.execute("COMMIT")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import polars as pl
@@ -94,6 +95,34 @@ def test_rows_kept_aside_can_be_changed_and_removed(store: Store) -> None:
     assert store.count("intervals") == LEAST_ROWS + 1
     store.clear("intervals")
     assert store.count("intervals") == 0
+
+
+def test_what_is_made_last_stays_beside_a_file_that_goes_with_its_process(tmp_path: Path) -> None:
+    pieces = pl.DataFrame({"request": [f"r{n}" for n in range(LEAST_ROWS)], "end_ns": 1})
+    store, lasting = (
+        Store(tmp_path / "my own.duckdb", scratch=True),
+        Store(tmp_path / "theirs.duckdb"),
+    )
+    for one in (store, lasting):
+        one.append("phases", [{"request": "small", "end_ns": 2}])
+        one.append("phases", pieces)
+        one.append("intervals", many(0))
+        assert one.rows("SELECT count(*), sum(end_ns) FROM phases") == [
+            (LEAST_ROWS + 1, LEAST_ROWS + 2)
+        ]
+    assert store._aside.names() == {"phases"}
+    assert not lasting._aside.names()
+    with suppress(ZeroDivisionError), store.as_one():
+        store.append("phases", pieces)
+        store.append("phases", [{"request": "another"}])
+        raise ZeroDivisionError
+    assert store.count("phases") == LEAST_ROWS + 1
+    with store.cursor() as cursor:
+        assert cursor.execute("SELECT max(request) FROM phases").fetchall() == [("small",)]
+    assert store.user_sql("SELECT count(*) AS n FROM phases")["n"][0] == LEAST_ROWS + 1
+    assert not store._aside.names()
+    for one in (store, lasting):
+        one.close()
 
 
 def test_what_an_undone_transaction_kept_aside_is_forgotten() -> None:

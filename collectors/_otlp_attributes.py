@@ -34,6 +34,7 @@ class Ragged:
     keys: list[str]
     kinds: np.ndarray  # STRING ... OTHER, of each pair
     values: dict[int, pa.Array]  # by kind: the values of the pairs of that kind, in order
+    alike: np.ndarray | None = None  # where known: a number for all owners with the same keys
     _shapes: dict[int, tuple[np.ndarray, Shapes]] = field(default_factory=dict)
 
     def shapes(self, kind: int) -> tuple[np.ndarray, Shapes]:
@@ -41,7 +42,7 @@ class Ragged:
         if kind not in self._shapes:
             index = np.flatnonzero(self.kinds == kind)
             counts = np.bincount(self.owner[index], minlength=self.owners)
-            self._shapes[kind] = index, Shapes(self.codes[index], counts)
+            self._shapes[kind] = index, Shapes(self.codes[index], counts, self.alike)
         return self._shapes[kind]
 
     def take_irregular(self) -> dict[int, list[Any]]:
@@ -85,11 +86,14 @@ class Ragged:
 class Shapes:
     """The sequences of keys of many rows: each distinct one is a shape."""
 
-    def __init__(self, codes: np.ndarray, counts: np.ndarray) -> None:
+    def __init__(
+        self, codes: np.ndarray, counts: np.ndarray, alike: np.ndarray | None = None
+    ) -> None:
         self.codes, self.counts = codes, counts
         self.starts = np.cumsum(counts) - counts
         self.filled = np.flatnonzero(counts)
-        encoded = pa.array(self._marks()).dictionary_encode()
+        marks = self._marks() if alike is None else alike[self.filled]
+        encoded = pa.array(marks).dictionary_encode()
         self.own = encoded.indices.to_numpy(zero_copy_only=False)  # shape of each filled row
         self.examples = np.zeros(len(encoded.dictionary), np.int64)  # one row of each shape
         self.examples[self.own[::-1]] = self.filled[::-1]
@@ -139,6 +143,7 @@ def optional(structs: pa.StructArray, name: str) -> pa.Array:
 
 
 LIFTED = "\x7f"  # the key of what stands in place of a list that was lifted out of JSON
+ALIKE = "~"  # the key of what stands in place of spans that were found without parsing
 LIFTED_FROM = 10**7  # the number of the first such list
 
 

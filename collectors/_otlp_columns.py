@@ -17,7 +17,9 @@ import pyarrow.compute as pc
 
 from ._otlp_attributes import Lifted, json_objects, optional, ragged, typed_columns, withhold
 from ._otlp_content import LONG_BYTES, Counted, redact, stand_in
+from ._otlp_items import Items, Spans, nested, parents
 from ._otlp_resources import Resources
+from ._otlp_rest import Placed
 
 KINDS = ("unspecified", "internal", "server", "client", "producer", "consumer")
 STATUS_CODES = ("unset", "ok", "error")
@@ -52,57 +54,84 @@ class _Fragments:
         return pa.array(texts, pa.string())
 
 
+@dataclass
+class _Scopes:
+    """What spans have from their scope, by the scope's number."""
+
+    name: pa.Array
+    version: pa.Array
+    resource: pa.Array
+    extra: dict[int, dict[str, Any]]
+
+
 def span_rows(
     resource_spans: pa.StructArray,
     resources: Resources,
     *,
     keep_content: bool = False,
     lifted: Lifted | None = None,
+    placed: Placed | None = None,
 ) -> SpanRows:
-    """Flatten ResourceSpans messages into rows of `spans`.
+    """Flatten ResourceSpans messages into rows of `spans`, in their order.
 
-    New resources are noted in `resources`.
+    New resources are noted in `resources`. `lifted`, `placed`: attributes and whole spans that were
+    taken out before the rest was parsed. ArrowInvalid where that was too much.
     """
-    scope_lists = resource_spans.field("scopeSpans")
-    scopes = scope_lists.flatten()
-    scope_resource = _parents(scope_lists)
-    span_lists = scopes.field("spans")
-    spans = span_lists.flatten()
-    span_scope = _parents(span_lists)
-    n = len(spans)
-    resource_ids, withheld = resources.identify(resource_spans, keep_content, lifted)
-    extra = _Fragments(keep_content)
-    scope = scopes.field("scope")
-    withheld += _scope_extra(scopes, scope, span_scope, extra, lifted)
+    scopes, withheld = _scopes(resource_spans, resources, keep_content, lifted)
+    span_lists = resource_spans.field("scopeSpans").flatten().field("spans")
+    elements, scope = span_lists.flatten(), parents(span_lists)
+    if placed is None:
+        table, more = _rows(nested(elements, lifted), scope, scopes, keep_content)
+        return SpanRows(table, withheld + more)
+    if placed.once and withheld:
+        raise pa.ArrowInvalid("texts are counted line by line")
+    table, more = _rows(placed.alike, placed.alike_scope, scopes, keep_content)
+    if not placed.parsed.any():
+        return SpanRows(table, withheld + more)
+    rest = nested(elements.filter(pa.array(placed.parsed)), lifted)
+    other, most = _rows(rest, scope[placed.parsed], scopes, keep_content)
+    order = np.concatenate((placed.alike_order, placed.parsed_order))
+    both = pa.concat_tables([table, other], promote_options="default")
+    return SpanRows(both.take(pa.array(np.argsort(order))), withheld + more + most)
 
+
+def _rows(
+    found: Spans, span_scope: np.ndarray, scopes: _Scopes, keep_content: bool
+) -> tuple[pa.Table, int]:
+    """Rows of some spans, and the count of withheld texts."""
+    spans, n = found.own.fields, len(found.own.fields)
+    extra = _Fragments(keep_content)
+    if scopes.extra:
+        for row, scope in enumerate(span_scope):
+            if int(scope) in scopes.extra:
+                extra.put(row, "scope", scopes.extra[int(scope)])
     columns: dict[str, pa.Array] = {
         "trace_id": hexadecimal(spans.field("traceId")),
         "span_id": hexadecimal(spans.field("spanId")),
         "parent_span_id": hexadecimal(optional(spans, "parentSpanId")),
         "start_ns": instants(spans.field("startTimeUnixNano")),
         "end_ns": instants(spans.field("endTimeUnixNano")),
-        "name": pc.fill_null(spans.field("name"), "").dictionary_encode(),
+        "name": _encoded(spans.field("name"), ""),
         "kind": _named(spans.field("kind"), KINDS),
         "status_code": _named(spans.field("status").field("code"), STATUS_CODES),
         "trace_state": _text(optional(spans, "traceState")),
         "flags": _positive(optional(spans, "flags")),
-        "scope_name": _of_parent(_text(scope.field("name")), span_scope),
-        "scope_version": _of_parent(_text(scope.field("version")), span_scope),
-        "resource": _of_parent(resource_ids, scope_resource[span_scope]),
+        "scope_name": _of_parent(scopes.name, span_scope),
+        "scope_version": _of_parent(scopes.version, span_scope),
+        "resource": _of_parent(scopes.resource, span_scope),
         "resolution_ns": pa.array(np.ones(n, np.int64)),
     }
-    message, cut = _short(_text(optional(spans.field("status"), "message")), keep_content)
+    message, withheld = _short(_text(optional(spans.field("status"), "message")), keep_content)
     columns["status_message"] = message
-    withheld += cut
 
-    attributes = ragged(spans.field("attributes"), lifted)
+    attributes = found.own.attributes
     for row, fields in attributes.take_irregular().items():
         extra.put(row, "attributes", fields)
     if not keep_content:
         withheld += withhold(attributes)
     columns.update(typed_columns(attributes))
-    columns["events"], cut = _children(spans, "events", extra, lifted)
-    columns["links"], more = _children(spans, "links", extra, lifted)
+    columns["events"], cut = _children(found.events, "events", n, extra)
+    columns["links"], more = _children(found.links, "links", n, extra)
     withheld += cut + more
     for name in ("droppedAttributesCount", "droppedEventsCount", "droppedLinksCount"):
         _note(extra, name, optional(spans, name), np.arange(n))
@@ -111,26 +140,36 @@ def span_rows(
     present = {
         name: column for name, column in columns.items() if n and column.null_count < len(column)
     }
-    return SpanRows(pa.table(present), withheld + extra.withheld)
+    return pa.table(present), withheld + extra.withheld
 
 
 # ---- scopes, events, links -----------------------------------------------------------------------
 
 
-def _scope_extra(
-    scopes: pa.StructArray,
-    scope: pa.StructArray,
-    span_scope: np.ndarray,
-    extra: _Fragments,
-    lifted: Lifted | None,
-) -> int:
-    """Put what a scope says beyond name and version into `extra` of its spans.
+def _scopes(
+    resource_spans: pa.StructArray, resources: Resources, keep_content: bool, lifted: Lifted | None
+) -> tuple[_Scopes, int]:
+    """The scopes of all spans, and the count of withheld texts in them and in their resources."""
+    scope_lists = resource_spans.field("scopeSpans")
+    scopes = scope_lists.flatten()
+    resource_ids, withheld = resources.identify(resource_spans, keep_content, lifted)
+    scope = scopes.field("scope")
+    extra, more = _scope_extra(scopes, scope, keep_content, lifted)
+    resource = _of_parent(resource_ids, parents(scope_lists))
+    name, version = _text(scope.field("name")), _text(scope.field("version"))
+    return _Scopes(name, version, resource, extra), withheld + more
 
-    Counts withheld texts.
+
+def _scope_extra(
+    scopes: pa.StructArray, scope: pa.StructArray, keep_content: bool, lifted: Lifted | None
+) -> tuple[dict[int, dict[str, Any]], int]:
+    """What scopes say beyond name and version, for `extra` of their spans.
+
+    And the count of withheld texts.
     """
-    found = _Fragments(extra.keep_content)
+    found = _Fragments(keep_content)
     attributes = ragged(scope.field("attributes"), lifted)
-    withheld = 0 if extra.keep_content else withhold(attributes)
+    withheld = 0 if keep_content else withhold(attributes)
     texts = json_objects(attributes)
     for row in _valid(texts):
         found.put(int(row), "attributes", orjson.loads(texts[int(row)].as_py()))
@@ -138,30 +177,17 @@ def _scope_extra(
     _note(found, "droppedAttributesCount", optional(scope, "droppedAttributesCount"), every)
     _note(found, "schemaUrl", optional(scopes, "schemaUrl"), every)
     _unknown(found, scopes, every)
-    extra.withheld += found.withheld
-    if found.rows:
-        for row, parent in enumerate(span_scope):
-            if int(parent) in found.rows:
-                extra.put(row, "scope", found.rows[int(parent)])
-    return withheld
+    return found.rows, withheld + found.withheld
 
 
-def _children(
-    spans: pa.StructArray, name: str, extra: _Fragments, lifted: Lifted | None
-) -> tuple[pa.Array, int]:
+def _children(children: Items | None, name: str, n: int, extra: _Fragments) -> tuple[pa.Array, int]:
     """Events or links as lists of structs (NULL where a span has none).
 
     And the count of withheld texts.
     """
-    lists = optional(spans, name)
-    n = len(spans)
-    if lists.null_count == n:
+    if children is None or not len(children.fields):
         return pa.nulls(n, pa.null()), 0
-    items = lists.flatten()
-    owner = _parents(lists)
-    if not len(items):
-        return pa.nulls(n, pa.null()), 0
-    attributes = ragged(items.field("attributes"), lifted)
+    items, owner, attributes = children.fields, children.owner, children.attributes
     attributes.take_irregular()
     withheld = 0 if extra.keep_content else withhold(attributes)
     texts = json_objects(attributes)
@@ -237,6 +263,8 @@ _HEX = np.frombuffer(b"".join(f"{i:02x}".encode() for i in range(256)), np.uint1
 
 def hexadecimal(ids: pa.Array) -> pa.Array:
     """Ids as lower-case hexadecimal text; empty and all-zero ids are NULL."""
+    if ids.null_count == len(ids):
+        return pa.nulls(len(ids), pa.string())
     ids = _hex_of_bytes(ids) if pa.types.is_binary(ids.type) else _hex_of_text(ids)
     zero = pc.is_in(ids, value_set=_NO_ID)
     if pc.any(zero).as_py():
@@ -331,18 +359,26 @@ def _short(values: pa.Array, keep_content: bool) -> tuple[pa.Array, int]:
     ), len(texts)
 
 
+def _encoded(values: pa.Array, missing: str) -> pa.DictionaryArray:
+    """Texts as a dictionary, with a text for those that are missing."""
+    if pa.types.is_dictionary(values.type):
+        return values  # nothing is missing
+    return pc.fill_null(values, missing).dictionary_encode()
+
+
 def _named(codes: pa.Array, names: tuple[str, ...]) -> pa.Array:
     """Enum numbers or names (SPAN_KIND_SERVER) as short names.
 
     Those that the enum does not know stay as they are.
     """
-    if pa.types.is_string(codes.type):
-        encoded = pc.fill_null(codes, "0").dictionary_encode()
+    if pa.types.is_string(codes.type) or pa.types.is_dictionary(codes.type):
+        encoded = _encoded(codes, "0")
         known = [_enum_name(text, names) for text in encoded.dictionary.to_pylist()]
-        return pa.array(known, pa.string()).take(encoded.indices).dictionary_encode()
+        return pa.DictionaryArray.from_arrays(encoded.indices, pa.array(known, pa.string()))
     numbers = pc.fill_null(codes, 0).cast(pa.int64()).to_numpy()
     if len(numbers) and (numbers.min() < 0 or numbers.max() >= len(names)):
-        return pa.array([names[c] if 0 <= c < len(names) else str(c) for c in numbers], pa.string())
+        texts = [names[c] if 0 <= c < len(names) else str(c) for c in numbers]
+        return pa.array(texts, pa.string()).dictionary_encode()
     return pa.DictionaryArray.from_arrays(
         pa.array(numbers.astype(np.int32)), pa.array(names, pa.string())
     )
@@ -359,11 +395,6 @@ def _of_parent(values: pa.Array, parent: np.ndarray) -> pa.Array:
     """Values of the parents, one per child, kept as a dictionary."""
     encoded = values.dictionary_encode() if not pa.types.is_dictionary(values.type) else values
     return encoded.take(pa.array(parent))
-
-
-def _parents(lists: pa.ListArray) -> np.ndarray:
-    parents: np.ndarray = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
-    return parents
 
 
 def _valid(values: pa.Array) -> np.ndarray:

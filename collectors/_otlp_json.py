@@ -13,7 +13,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.json as pj
 
-from ._otlp_attributes import LIFTED
+from ._otlp_attributes import ALIKE, LIFTED
 
 BLOCK_BYTES = 8 << 20
 
@@ -44,9 +44,9 @@ def spelling_of(block: bytes, *, lifted: bool = False) -> Spelling:
     """The spelling of the first span that shows it; `lifted`: lists of attributes were taken out."""
     found = {name: pattern.search(block) for name, pattern in _SPELLINGS.items()}
     spelled = {name: "text" if m.group(1) else "number" for name, m in found.items() if m}
-    rare = (*_RARE, *_PAIR) if lifted else _RARE
+    rare = _LEFT_OUT if lifted else _RARE
     fields = {name for name in rare if f'"{name}"'.encode() in block}
-    return Spelling(**spelled, fields=frozenset(fields | ({LIFTED} if lifted else {*_PAIR})))
+    return Spelling(**spelled, fields=frozenset(fields if lifted else {*fields, *_PAIR}))
 
 
 # Each field of the schema costs time for every record, whether it is there or not: a third of the
@@ -67,6 +67,7 @@ _RARE = (
 
 
 _PAIR = ("key", "value")
+_LEFT_OUT = {*_RARE, *_PAIR, LIFTED, ALIKE}
 
 
 def _lean(kind: pa.DataType, fields: frozenset[str]) -> pa.DataType:
@@ -74,7 +75,7 @@ def _lean(kind: pa.DataType, fields: frozenset[str]) -> pa.DataType:
     if pa.types.is_list(kind):
         return pa.list_(_lean(kind.value_type, fields))
     if pa.types.is_struct(kind):
-        kept = [f for f in kind if f.name in fields or f.name not in {*_RARE, *_PAIR, LIFTED}]
+        kept = [f for f in kind if f.name in fields or f.name not in _LEFT_OUT]
         return pa.struct([(f.name, _lean(f.type, fields)) for f in kept])
     return kind
 
@@ -130,6 +131,7 @@ def _schema(spelling: Spelling) -> pa.Schema:
             ("droppedLinksCount", number),
             ("status", pa.struct([("message", text), ("code", code)])),
             ("flags", number),
+            (ALIKE, number),
         ]
     )
     scope = pa.struct([("name", text), ("version", text), attributes, dropped])
@@ -151,6 +153,14 @@ def resource_spans(
 
     None when pyarrow refuses the block.
     """
+    found = requests(block, spelling, pretty=pretty)
+    return None if found is None else found.flatten()
+
+
+def requests(
+    block: bytes | pa.Buffer, spelling: Spelling, *, pretty: bool = False
+) -> pa.ListArray | None:
+    """The ResourceSpans of each line."""
     try:
         _check_utf8(block)  # the parser does not
         table = pj.read_json(
@@ -167,7 +177,25 @@ def resource_spans(
     column = table.column(0).combine_chunks()
     if isinstance(column, pa.ChunkedArray):
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    return column.flatten()
+    return column
+
+
+class Spellings:
+    """How the blocks of one file are spelled: as the last one, until the parser refuses that."""
+
+    def __init__(self) -> None:
+        self._last: dict[bool, Spelling] = {}
+
+    def parse(self, text: bytes | pa.Buffer, *, lifted: bool) -> pa.ListArray | None:
+        """The ResourceSpans of each line; None when pyarrow refuses the text."""
+        last = self._last.get(lifted)
+        found = None if last is None else requests(text, last)
+        if found is not None:
+            return found
+        own = spelling_of(bytes(text), lifted=lifted)
+        if own != last and (found := requests(text, own)) is not None:
+            self._last[lifted] = own
+        return found
 
 
 def _check_utf8(block: bytes | pa.Buffer) -> None:
@@ -202,10 +230,10 @@ def is_lines(start: bytes) -> bool:
     line, newline, rest = text.partition(b"\n")
     if line.startswith(b"["):
         return False
-    if not newline:
+    if not newline or re.match(rb'\s*\{\s*"', rest):
         return True
     try:
         orjson.loads(line)
     except orjson.JSONDecodeError:
-        return re.match(rb'\s*\{\s*"', rest) is not None or not line.startswith(b"{")
+        return not line.startswith(b"{")
     return True

@@ -10,24 +10,22 @@ it (blanks, arrays, two values) stays where it is, for the parser.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ._otlp_attributes import BOOL, DOUBLE, INT, LIFTED, LIFTED_FROM, OTHER, STRING, Lifted
+from ._otlp_bytes import QUOTE, Block, booleans
 
-# Blank lines behind a block, so that looking ahead needs no care.
-PADDING = b"\n" * 64
 # What stands in place of a list of attributes: one element that has the number of the list.
 _MARK = np.frombuffer(f'{{"{LIFTED}":00000000}}'.encode(), np.uint8)
 _DIGITS = range(5, 13)
 
-_QUOTE, _BACKSLASH, _BLANK, _COMMA, _CLOSE, _OPEN_LIST, _CLOSE_LIST = b'"\\ ,}[]'
+_BLANK, _COMMA, _CLOSE, _OPEN_LIST, _CLOSE_LIST = b" ,}[]"
 _TWO_CLOSE = np.uint16(0x7D7D)
 _NUMBER_BYTES = 40  # no number is longer
-_PIECE = 256 << 10
 
 
 def _word(text: bytes) -> np.uint64:
@@ -86,91 +84,34 @@ def _style(gap: int) -> _Style:
 _DENSE, _SPACED = _style(0), _style(1)
 
 
-class _Block:
+class _Block(Block):
     """A block of whole lines: its bytes, two and eight bytes at each place, where quotes are."""
 
-    def __init__(self, block: bytes, quotes: np.ndarray) -> None:
-        self.bytes = np.frombuffer(block, np.uint8)
-        reach = len(block) - 7
-        self.pairs: np.ndarray = np.ndarray((reach,), "<u2", block, strides=(1,))
-        self.words: np.ndarray = np.ndarray((reach,), "<u8", block, strides=(1,))
-        self.quotes = quotes
-        self.style = _SPACED if b'{"key": "' in block else _DENSE
-        self.ascii = block.isascii()
-        self.escapes = b"\\" in block
-        if self.escapes:
-            self.quotes = quotes[~_escaped(self.bytes, quotes)]
+    def __init__(self, text: bytes) -> None:
+        super().__init__(text)
+        reach = len(self.raw) - 7
+        self.pairs: np.ndarray = np.ndarray((reach,), "<u2", self.raw, strides=(1,))
+        self.words: np.ndarray = np.ndarray((reach,), "<u8", self.raw, strides=(1,))
+        self.style = _SPACED if b'{"key": "' in self.raw else _DENSE
+
+    @cached_property
+    def quotes(self) -> np.ndarray:
+        """Where quotes are, and two behind them all."""
         # A number may be the last value of all: no quotes of another pair come behind it.
-        self.quotes = np.append(self.quotes, np.full(2, len(block) - 16, np.int32))
-
-    def text(self, starts: np.ndarray, ends: np.ndarray) -> pa.StringArray:
-        """The text between ascending places, unescaped."""
-        found = _slices(self.bytes, starts, ends, pa.string() if self.ascii else pa.binary())
-        found = found.cast(pa.string())  # where it is not ASCII, this checks that it is UTF-8
-        if not self.escapes:
-            return found
-        marked = pc.match_substring(found, "\\")
-        if not pc.any(marked).as_py():
-            return found
-        plain = [orjson.loads(f'"{text}"') for text in found.filter(marked).to_pylist()]
-        return pc.replace_with_mask(found, marked, pa.array(plain, pa.string()))
+        return np.append(super().quotes, np.full(2, len(self.raw) - 16, np.int32))
 
 
-def lift(block: bytes) -> tuple[pa.Buffer, Lifted] | tuple[None, None]:
+def lift(text: bytes) -> tuple[pa.Buffer, Lifted] | tuple[None, None]:
     """The block without its regular attribute lists, and the pairs of those.
 
     None where there are none, or where a value is not what it should be.
     """
-    if not block.endswith(PADDING):
-        block += PADDING
-    quotes = None if LIFTED.encode() in block else _quotes(block)
     try:
-        found = None if quotes is None else _lifted(_Block(block, quotes))
+        block = None if LIFTED.encode() in text else _Block(text)
+        found = None if block is None or block.newlines is None else _lifted(block)
     except (pa.ArrowInvalid, orjson.JSONDecodeError):
         found = None
     return found or (None, None)
-
-
-def _quotes(block: bytes) -> np.ndarray | None:
-    """Where quotes are; None where there are control characters other than newlines.
-
-    In pieces that fit into a core's cache.
-    """
-    data = np.frombuffer(block, np.uint8)
-    equal, moved = np.empty(_PIECE, bool), np.empty(_PIECE, np.uint8)
-    found = []
-    for start in range(0, len(data), _PIECE):
-        piece = data[start : start + _PIECE]
-        np.subtract(piece, 0x0B, out=moved[: len(piece)])  # newlines wrap to the greatest number
-        if piece.min() < 0x0A or moved[: len(piece)].min() < 0x20 - 0x0B:
-            return None
-        places = np.flatnonzero(np.equal(piece, _QUOTE, out=equal[: len(piece)]))
-        found.append(places.astype(np.int32))
-        found[-1] += start
-    return np.concatenate(found) if found else np.empty(0, np.int32)
-
-
-def _escaped(data: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Which places stand behind an odd number of backslashes."""
-    odd = np.zeros(len(places), bool)
-    at, rows = places - 1, np.arange(len(places))
-    while len(rows):
-        more = (at >= 0) & (data[at] == _BACKSLASH)
-        rows, at = rows[more], at[more] - 1
-        odd[rows] ^= True
-    return odd
-
-
-def _slices(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """The bytes between ascending places: every other one of the pieces that all places make."""
-    offsets = np.empty(2 * len(starts) + 1, np.int32)
-    offsets[0:-1:2], offsets[1::2] = starts, ends
-    offsets[-1] = ends[-1] if len(ends) else 0
-    n = len(offsets) - 1
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    every_other = pa.py_buffer(np.full(n // 8 + 1, 0b01010101, np.uint8))
-    wanted = pa.BooleanArray.from_buffers(pa.bool_(), n, [None, every_other])
-    return pa.Array.from_buffers(kind, n, buffers).filter(wanted)
 
 
 def _lifted(block: _Block) -> tuple[pa.Buffer, Lifted] | None:
@@ -232,7 +173,7 @@ def _values(
         at = name[rows] + layout.start
         fits = block.words[at - 8] == layout.before
         if not layout.quoted:
-            fits &= block.bytes[at] != _QUOTE
+            fits &= block.bytes[at] != QUOTE
         if not fits.all():
             rows, at = rows[fits], at[fits]
         end = block.quotes[key[rows] + 9] if layout.quoted else _closing(block, key[rows], at)
@@ -276,31 +217,19 @@ def _pairs(
     return Lifted(bounds, names.indices.to_numpy(), names.dictionary.to_pylist(), kinds, values)
 
 
-def _booleans(texts: pa.StringArray) -> pa.BooleanArray:
-    if not pc.all(pc.is_in(texts, value_set=pa.array(["true", "false"]))).as_py():
-        raise pa.ArrowInvalid("neither true nor false")
-    return pc.equal(texts, "true")
-
-
 _TYPED = {
     STRING: lambda texts: texts,
     INT: lambda texts: texts.cast(pa.int64()),
     DOUBLE: lambda texts: texts.cast(pa.float64()),
-    BOOL: _booleans,
+    BOOL: booleans,
 }
 
 
 def _rest(block: _Block, begin: np.ndarray, end: np.ndarray) -> pa.Buffer:
     """The block with a mark in place of each list."""
-    starts, ends = np.append(0, end), np.append(begin + len(_MARK), len(block.bytes))
-    lengths = ends - starts
-    kept = _slices(block.bytes, starts, ends, pa.binary()).buffers()[2]
-    text = np.frombuffer(kept, np.uint8)[: int(lengths.sum())].copy()
     marks = np.tile(_MARK, (len(begin), 1))
     numbers = np.arange(LIFTED_FROM, LIFTED_FROM + len(begin), dtype=np.int32)
     for place in reversed(_DIGITS):
         numbers, digit = np.divmod(numbers, 10)
         marks[:, place] += digit.astype(np.uint8)
-    places = np.cumsum(lengths[:-1]) - len(_MARK)
-    text[places[:, None] + np.arange(len(_MARK))] = marks
-    return pa.py_buffer(text)
+    return block.marked(begin, end, marks)

@@ -24,13 +24,16 @@ from . import _otlp_decoders as decoders
 from . import _otlp_json as otlp_json
 from . import _otlp_wire as wire
 from ._common import CUT_OFF
+from ._otlp_alike import Patterns
+from ._otlp_bytes import PADDING
 from ._otlp_columns import SpanRows, span_rows
-from ._otlp_json import Spelling
+from ._otlp_json import Spellings
 from ._otlp_json_walk import canonical
-from ._otlp_lifted import PADDING, lift
+from ._otlp_lifted import lift
 from ._otlp_logs import log_rows, sample_rows
 from ._otlp_requests import Requests, requests_of_document, requests_of_lines
 from ._otlp_resources import Resources
+from ._otlp_rest import rests
 from ._otlp_views import form_of
 
 TITLE = "OpenTelemetry (OTLP)"
@@ -225,9 +228,9 @@ _Work = Callable[[Resources, bool], _Decoded]
 
 def _json_work(start: bytes, stream: IO[bytes]) -> Iterator[_Work]:
     if otlp_json.is_lines(start):
-        spellings = _Spellings()
+        spellings, patterns = Spellings(), Patterns()
         for block, cut in otlp_json.line_blocks(start, stream, PADDING):
-            yield _lines_work(block, spellings, cut)
+            yield _lines_work(block, spellings, patterns, cut)
         return
     parts = [start]
     while block := stream.read(otlp_json.BLOCK_BYTES):
@@ -235,37 +238,30 @@ def _json_work(start: bytes, stream: IO[bytes]) -> Iterator[_Work]:
     yield _document_work(b"".join(parts))
 
 
-class _Spellings:
-    """How the blocks of one file are spelled: as the last one, until the parser refuses that."""
-
-    def __init__(self) -> None:
-        self._last: dict[bool, Spelling] = {}
-
-    def parse(self, text: bytes | pa.Buffer, *, lifted: bool) -> pa.StructArray | None:
-        last = self._last.get(lifted)
-        arrow = None if last is None else otlp_json.resource_spans(text, last)
-        if arrow is not None:
-            return arrow
-        own = otlp_json.spelling_of(bytes(text), lifted=lifted)
-        if own != last and (arrow := otlp_json.resource_spans(text, own)) is not None:
-            self._last[lifted] = own
-        return arrow
-
-
-def _lines_work(block: bytes, spellings: _Spellings, cut: bool) -> _Work:
+def _lines_work(block: bytes, spellings: Spellings, patterns: Patterns, cut: bool) -> _Work:
     def decode(resources: Resources, keep_content: bool) -> _Decoded:
-        for take in (lift, _as_it_is):
-            text, lifted = take(block)
-            if text is None:
-                continue
-            arrow = spellings.parse(text, lifted=lifted is not None)
-            if arrow is None:
-                continue
-            try:
-                rows = span_rows(arrow, resources, keep_content=keep_content, lifted=lifted)
-            except pa.ArrowInvalid:  # integers that are none, or do not fit
-                continue
-            return _Decoded(rows)
+        for rest in rests(block, patterns):
+            for take in (lift, _as_it_is):
+                text, lifted = take(rest.text)
+                if text is None:
+                    continue
+                lists = spellings.parse(text, lifted=lifted is not None or rest.spans is not None)
+                if lists is None:
+                    continue
+                placed = rest.place(lists) if rest.spans is not None else None
+                if rest.spans is not None and placed is None:
+                    continue
+                try:
+                    rows = span_rows(
+                        lists.flatten(),
+                        resources,
+                        keep_content=keep_content,
+                        lifted=lifted,
+                        placed=placed,
+                    )
+                except pa.ArrowInvalid:  # integers that are none, or do not fit
+                    continue
+                return _Decoded(rows)
         return _walked(requests_of_lines(block, cut=cut), resources, keep_content)
 
     return decode

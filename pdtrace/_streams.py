@@ -88,18 +88,43 @@ class CarefulReader(io.BufferedReader):
             try:
                 return super().read1(size)
             except DAMAGED as error:
-                self._damage = error
-                if self._on_damage is not None:
-                    self._on_damage(error)
+                self._note(error)
         if self._on_damage is not None:
             return b""
+        assert self._damage is not None
         raise self._damage
+
+    def _note(self, error: Exception) -> None:
+        self._damage = error
+        if self._on_damage is not None:
+            self._on_damage(error)
 
     def readinto(self, buffer: Any) -> int:
         """As read(), into a buffer."""
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+        view, size = memoryview(buffer), 0
+        while size < len(view):
+            try:
+                part = self.readinto1(view[size:])
+            except DAMAGED:
+                if not size:
+                    raise
+                break
+            if not part:
+                break
+            size += part
+        return size
+
+    def readinto1(self, buffer: Any) -> int:
+        """As read1(), into a buffer."""
+        if self._damage is None:
+            try:
+                return super().readinto1(buffer)
+            except DAMAGED as error:
+                self._note(error)
+        if self._on_damage is not None:
+            return 0
+        assert self._damage is not None
+        raise self._damage
 
     def close(self) -> None:
         """Close this stream and the one beneath."""

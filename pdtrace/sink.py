@@ -234,12 +234,11 @@ class _HashingRaw(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = self._stream.read(len(buffer))
-        buffer[: len(data)] = data
-        self.hash.update(data)
-        self.size += len(data)
+        size: int = self._stream.readinto(buffer)  # type: ignore[attr-defined]
+        self.hash.update(memoryview(buffer)[:size])
+        self.size += size
         self._report(self.size)
-        return len(data)
+        return size
 
     def finish(self) -> None:
         """Read what the collector left."""

@@ -36,8 +36,9 @@ def report(paths: tuple[str, ...], output: str, force: bool, slo: str | None,
 
     limits = policy(slo) if slo is not None else None
     room.check_target(Path(output), force=force)
-    with open_trace(paths, since, until, keep_content) as trace:
-        room.write(trace.store, output, limits, force=force)
+    rooms = ("pdtrace.pictures:views",)
+    with room.vega() as scripts, open_trace(paths, since, until, keep_content, rooms) as trace:
+        room.write(trace.store, output, limits, scripts=scripts, force=force)
     terminal.show_made(output)
 
 
@@ -68,10 +69,13 @@ def view(paths: tuple[str, ...], port: int, host: str, show: bool, slo: str | No
     pdtrace view logs/
     pdtrace view run.duckdb --slo ttft=500ms,tpot=50ms --port 8080
     """
-    from pdtrace import page, terminal
+    from pdtrace.report import vega
     from pdtrace.slo import policy
 
     limits = policy(slo) if slo is not None else None
-    with page.vega() as vega, open_trace(paths, since, until, keep_content) as trace:
-        page.serve(trace.store, " ".join(paths), vega, terminal.show_address,
+    rooms = ("pdtrace.page", "pdtrace.terminal", "pdtrace.pictures:views")
+    with vega() as scripts, open_trace(paths, since, until, keep_content, rooms) as trace:
+        from pdtrace import page, terminal
+
+        page.serve(trace.store, " ".join(paths), scripts, terminal.show_address,
                    limits=limits, host=host, port=port, show=show)  # fmt: skip

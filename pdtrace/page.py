@@ -188,16 +188,6 @@ def _file(name: str) -> Response:
     return Response(place.read_bytes(), media_type=kind, headers={"cache-control": "no-cache"})
 
 
-@contextlib.contextmanager
-def vega() -> Iterator[Vega]:
-    """The scripts that draw, put together meanwhile."""
-    made = Vega()
-    try:
-        yield made
-    finally:
-        made.stop()
-
-
 def serve(
     store: Store,
     title: str,

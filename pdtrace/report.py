@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import orjson
 
-from pdtrace import __version__, _report_parts, outputs, pictures
+from pdtrace import __version__, _report_parts, outputs
 from pdtrace._report_parts import escaped, tag
 from pdtrace.diagnose import diagnose
 from pdtrace.errors import PdtraceError
@@ -55,21 +56,28 @@ class Vega:
             self._process.communicate()
 
 
-def write(store: Store, output: str, policy: SloPolicy | None = None, *, force: bool = False) -> Diagnosis:  # fmt: skip
+@contextlib.contextmanager
+def vega() -> Iterator[Vega]:
+    """The scripts that draw, put together while the block runs; their process ends with it."""
+    made = Vega()
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def write(store: Store, output: str, policy: SloPolicy | None = None, *, scripts: Vega, force: bool = False) -> Diagnosis:  # fmt: skip
     """Diagnose the store and write the report; it appears under its name only when it is whole.
 
     Raises PdtraceError where the file exists and force is not given, or where it is no report.
     """
+    from pdtrace import pictures  # Altair: a second that commands spend while they read
+
     target = Path(output)
     check_target(target, force=force)
-    vega = Vega()
-    try:
-        diagnosis = diagnose(store, policy)
-        drawn = pictures.pictures(store, [part.id for part in diagnosis.deployments])
-        page = page_of(diagnosis, drawn, vega.text())
-    finally:
-        vega.stop()
-    put(target, page)
+    diagnosis = diagnose(store, policy)
+    drawn = pictures.pictures(store, [part.id for part in diagnosis.deployments])
+    put(target, page_of(diagnosis, drawn, scripts.text()))
     return diagnosis
 
 
@@ -78,7 +86,8 @@ def diagnose_and_write(store: Store, output: str | None) -> Diagnosis:
     if output is None:
         return diagnose(store)
     check_target(Path(output), force=False)
-    return write(store, output)
+    with vega() as scripts:
+        return write(store, output, scripts=scripts)
 
 
 def check_target(target: Path, *, force: bool) -> None:
@@ -119,6 +128,8 @@ def page_of(diagnosis: Diagnosis, drawn: Sequence[Sequence[Picture]], vega: str)
 
 def shell(title: str, head: str, main: str, vega: str) -> str:
     """A whole page around a header and what it holds, with the scripts that draw."""
+    from pdtrace import pictures
+
     config = orjson.dumps(pictures.config("page")).decode()
     scripts = [safe(code) for code in (vega, static("pictures.js"), static("report.js"))]
     body = (

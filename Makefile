@@ -31,6 +31,7 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install "pip>=25.1"
 	@$(PIP) install --editable . --group dev
+	@$(BIN)/python -m compileall -q pdtrace collectors dashboards
 	@touch $@
 
 demo: $(STAMP)

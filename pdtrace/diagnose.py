@@ -42,11 +42,14 @@ _ASKED = (
     "finding_windows",
 )
 
-# `told`: something beside samples says what it is or that it worked.
+# `told`: something beside samples says what it is or that it worked. `alone`: only its log or scrape is there
+# while others have the requests: it may be one of them under another name.
 _WORKERS = """
 SELECT w.*, role IS NOT NULL
     OR worker IN (SELECT worker FROM legs WHERE worker IS NOT NULL)
-    OR worker IN (SELECT worker FROM steps WHERE worker IS NOT NULL) AS told
+    OR worker IN (SELECT worker FROM steps WHERE worker IS NOT NULL) AS told,
+    role IN ('prefill', 'decode', 'aggregated') AND worker NOT IN (SELECT worker FROM side_workers)
+    AND deployment IN (SELECT deployment FROM side_workers) AS alone
 FROM workers w
 ORDER BY deployment, role, name, worker
 """
@@ -375,6 +378,7 @@ def _worker(row: Row) -> dict[str, Any]:
         "engine": row["engine"],
         "version": row["version"],
         "host": row["host"],
+        "alone": bool(row["alone"]),
     }
 
 

@@ -32,12 +32,14 @@ def facts_line(deployment: Deployment) -> str:
         parts.append(f"{counts['unknown']:,} of unknown outcome")
     if window := _window(*deployment.window):
         parts.append(window)
-    roles = Counter(worker["role"] for worker in deployment.workers)
+    alone = sum(1 for worker in deployment.workers if worker.get("alone"))
+    roles = Counter(worker["role"] for worker in deployment.workers if not worker.get("alone"))
     if roles:
         named = [
             f"{n} {role}" for role, n in sorted(roles.items(), key=lambda r: r[0] or "~") if role
         ]
         named += [f"{roles[None]} of unknown role"] if roles[None] else []
+        named += [f"{alone} by their own log only (these may be the same)"] if alone else []
         parts.append("workers: " + ", ".join(named))
     return " · ".join(parts)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 import pdtrace
+from pdtrace.store import Store
 
 START = 1_796_000_000  # 2026-11-30 00:53:20 UTC, in seconds
 
@@ -71,3 +73,28 @@ def test_steps_that_nothing_ties_to_a_server_are_told_and_rest_nowhere(tmp_path:
     with pdtrace.open(tmp_path) as trace:
         said = trace.diagnose().not_supported
     assert any(line.startswith("what 3 engine steps of server.log tell: nothing says") for line in said)  # fmt: skip
+
+
+def test_a_worker_known_by_its_log_alone_is_no_idle_worker(con: Store) -> None:
+    """Spans name `instance:a` and `instance:b`; a log names an engine that may be one of them."""
+    con.append("workers", [{"worker": w, "deployment": "d", "role": "decode"} for w in ("instance:a", "instance:b", "engine_id:x")])  # fmt: skip
+    con.append("sources", [{"source": 1, "path": "server.log", "collector": "vllm_log"}])
+    con.append("worker_aliases", [
+        {"source": None, "worker": "instance:a", "kind": "instance", "value": "a"},
+        {"source": None, "worker": "instance:b", "kind": "instance", "value": "b"},
+        {"source": 1, "worker": "engine_id:x", "kind": "engine_id", "value": "x"},
+    ])  # fmt: skip
+    con.append("requests", [
+        {"request": f"r{n}", "deployment": "d", "mode": "disaggregated", "outcome": "completed",
+         "prefill_worker": "p", "decode_worker": f"instance:{'ab'[n % 2]}"}
+        for n in range(40)
+    ])  # fmt: skip
+    decode = con.query("side_workers").filter(pl.col("side") == "decode")["worker"]
+    assert decode.sort().to_list() == ["instance:a", "instance:b"]
+    spread = con.query("load_spread").filter(
+        (pl.col("side") == "decode") & (pl.col("measure") == "requests")
+    )
+    assert spread.row(0, named=True)["idle_workers"] == 0
+    # once a log is known to be one of those with requests, another log without any is an idle worker
+    con.append("worker_aliases", [{"source": 1, "worker": "instance:a", "kind": "engine_id", "value": "y"}])  # fmt: skip
+    assert "engine_id:x" in con.query("side_workers")["worker"].to_list()

@@ -1,7 +1,7 @@
 -- coverage_items: which information the data hold, and what each item would let one see.
 --
 -- grain:   one row per (deployment, item)
--- needs:   requests, request_values, phase_sums, deployments, legs, intervals, streams, workers, steps, samples, transfers, decisions, clocks, observations
+-- needs:   requests, request_values, phase_sums, deployments, legs, intervals, streams, workers, steps, samples, transfers, decisions, clocks, observations, side_workers
 -- columns:
 --   deployment     VARCHAR     deployment
 --   item           VARCHAR     the item, lower_snake
@@ -116,7 +116,13 @@ worker_items AS (
   FROM workers w
   LEFT JOIN stepped s ON s.worker = w.worker
   LEFT JOIN sampled m ON m.worker = w.worker
-  WHERE w.role IN ('prefill', 'decode', 'aggregated') OR s.worker IS NOT NULL
+  WHERE (w.role IN ('prefill', 'decode', 'aggregated') OR s.worker IS NOT NULL)
+    -- one known by its log alone may be one that has requests under another name
+    AND (
+      s.worker IS NOT NULL OR m.worker IS NOT NULL
+      OR w.worker IN (SELECT worker FROM side_workers)
+      OR w.deployment NOT IN (SELECT deployment FROM side_workers)
+    )
   GROUP BY w.deployment
 ),
 router_items AS (

@@ -9,7 +9,7 @@
 -- would another such period show it.
 --
 -- grain:   one row per (deployment, side, measure) with at least two workers
--- needs:   side_requests, workers
+-- needs:   side_requests, side_workers
 -- when:    (SELECT min(worker) <> max(worker) FROM (SELECT worker FROM workers
 --          UNION ALL SELECT prefill_worker FROM requests UNION ALL SELECT decode_worker FROM requests))
 -- columns:
@@ -34,15 +34,6 @@ WITH side_both AS (
   FROM side_requests
   GROUP BY deployment, side
 ),
-side_worker AS (
-  SELECT DISTINCT deployment, side, worker
-  FROM side_requests
-  UNION
-  SELECT w.deployment, s.side, w.worker
-  FROM workers AS w
-  JOIN side_both AS s ON s.deployment IS NOT DISTINCT FROM w.deployment
-  WHERE w.role = s.side OR (w.role = 'aggregated' AND s.side = 'prefill')
-),
 request_sum AS (
   SELECT deployment, side, worker, count(*) AS requests, sum(tokens) AS tokens,
     sum(tokens * tokens) AS token_squares, count(*) - count(tokens) AS tokens_unknown,
@@ -60,7 +51,7 @@ measured AS (
       {'measure': 'seconds', 'amount': coalesce(r.seconds, 0),
        'squares': coalesce(r.second_squares, 0), 'missing': coalesce(r.seconds_unknown, 0)}
     ], recursive := true)
-  FROM side_worker AS k
+  FROM side_workers AS k
   LEFT JOIN request_sum AS r ON r.deployment IS NOT DISTINCT FROM k.deployment
     AND r.side = k.side AND r.worker = k.worker
 ),

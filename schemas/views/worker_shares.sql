@@ -6,7 +6,7 @@
 -- one that got most of the measure.
 --
 -- grain:   one row per (deployment, side, measure, worker)
--- needs:   load_spread, side_requests, workers, worker_labels
+-- needs:   load_spread, side_requests, side_workers, worker_labels
 -- columns:
 --   deployment   VARCHAR     deployment
 --   side         VARCHAR     prefill or decode
@@ -28,21 +28,13 @@ WITH worker_sum AS (
   FROM side_requests
   GROUP BY deployment, side, worker
 ),
-side_worker AS (
-  SELECT DISTINCT p.deployment, p.side, w.worker
-  FROM load_spread AS p
-  JOIN workers AS w ON w.deployment IS NOT DISTINCT FROM p.deployment
-    AND (w.role = p.side OR (w.role = 'aggregated' AND p.side = 'prefill'))
-  UNION
-  SELECT deployment, side, worker FROM worker_sum
-),
 ranked AS (
   SELECT k.deployment, k.side, k.worker, coalesce(s.requests, 0) AS requests,
     coalesce(s.tokens, 0) AS tokens, coalesce(s.seconds, 0) AS seconds,
     row_number() OVER (
       PARTITION BY k.deployment, k.side ORDER BY s.requests DESC NULLS LAST, k.worker
     ) AS place
-  FROM side_worker AS k
+  FROM side_workers AS k
   LEFT JOIN worker_sum AS s ON s.deployment IS NOT DISTINCT FROM k.deployment AND s.side = k.side
     AND s.worker = k.worker
 )

@@ -58,6 +58,7 @@ def _steps(run: Run, worker: str) -> pl.DataFrame:
             prefill_requests=pl.col("prefill_requests") + pl.col("pulled"),
             prefill_tokens=pl.col("prefill_tokens") + pl.col("pulled"),
             decode_requests=pl.col("decode_requests") - pl.col("pulled"),
+            decode_tokens=pl.col("decode_tokens") - pl.col("pulled"),
         ).drop("pulled")
     return steps.with_columns(
         rank=pl.lit(None, pl.String), pulled_requests=pl.lit(None, pl.Int64), capture=pl.lit("full")

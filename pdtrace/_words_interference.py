@@ -147,6 +147,9 @@ def _assumptions(row: Row) -> tuple[str, ...]:
         told.append(
             "a lower value: what prompts cost whatever their length cannot be told from load"
         )
+        told.append(
+            "whatever else always comes with long prompts (pauses that follow them) counts as theirs"
+        )
     if row["named_by"] in {"token times", "both"} and "A" in levels:
         told.append(
             "the sum comes from engine steps, which name no requests; who took it and who lost it"

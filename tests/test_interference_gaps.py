@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from pdtrace import library, methods
 from pdtrace.methods import interference_gaps
 from pdtrace.methods._gap_prefills import Prefills, cut_to_cost
+from pdtrace.methods._gap_series import Gaps, silent
 from pdtrace.methods.interference_gaps import Judgement, interference
 
 MS, ORIGIN = 1_000_000, 1_780_000_000_000_000_000
@@ -343,3 +345,71 @@ def test_remote_prefills_are_not_the_decode_workers_own(store: Any, front: bool)
 def test_nothing_in_nothing_out(store: Any) -> None:
     methods.run(store, methods.making(["interference_gaps"]))
     assert store.count("interference_gaps") == 0
+
+
+def gaps(*streams: list[float]) -> Gaps:
+    """Streams by the instants of their tokens."""
+    rows = [
+        (n, a, b, k) for n, at in enumerate(streams) for k, (a, b) in enumerate(pairwise(at), 1)
+    ]
+    stream, start, end, made = (np.array(column) for column in zip(*rows, strict=True))
+    ones = np.ones(len(rows))
+    return Gaps(
+        stream.astype(np.int64),
+        start.astype(float),
+        end.astype(float),
+        ones,
+        ones,
+        made.astype(float),
+    )
+
+
+def fell_silent(found: Gaps, open_at_end: float | None = None) -> list[tuple[float, float]]:
+    middle = (found.start + found.end) / 2
+    first = {s: found.start[found.stream == s].min() for s in set(found.stream.tolist())}
+    last = {s: found.end[found.stream == s].max() for s in first}
+
+    def opened(at: np.ndarray) -> np.ndarray:
+        return np.array([sum(first[s] <= t <= last[s] for s in first) for t in at], dtype=float)
+
+    rows = silent(found, opened(middle), opened)
+    return list(zip(found.start[rows].tolist(), found.end[rows].tolist(), strict=True))
+
+
+def test_a_request_that_is_silent_alone_was_preempted() -> None:
+    steady = [list(np.arange(0, 1.0001, 0.02)) for _ in range(5)]
+    assert fell_silent(gaps([0.0, 1.0], *steady)) == [(0.0, 1.0)]
+
+
+def test_streams_that_begin_during_a_stall_do_not_make_it_a_preemption() -> None:
+    """Four streams stand still for five seconds, while twelve prompts are computed one after the other."""
+    old = [[-0.04, -0.02, 0.0, 5.0, 5.02] for _ in range(4)]
+    new = [[0.4 * n, 5.0, 5.02] for n in range(1, 13)]
+    assert fell_silent(gaps(*old, *new)) == []
+
+
+def test_streams_that_stand_still_together_were_held_up() -> None:
+    """Half of the streams are on another engine under the same name, which goes on."""
+    steady = [list(np.arange(0, 1.0001, 0.02)) for _ in range(5)]
+    assert fell_silent(gaps(*[[0.0, 1.0]] * 3, *steady)) == []
+    assert len(fell_silent(gaps(*[[0.0, 1.0]] * 2, *steady))) == 2
+
+
+def test_an_interval_of_what_is_not_shown_holds_nothing() -> None:
+    """Pauses of a third of a second that no prefill made, and jitter: whatever is credited may be chance."""
+    tokens, prefills, _ = worker(
+        shown=False, pauses=tuple(range(30, 3000, 97)), pause_ms=350, jitter_ms=4
+    )
+    shown = [
+        {
+            "request": f"c{n}",
+            "start_ns": ORIGIN + n * 700 * MS,
+            "end_ns": ORIGIN + (n * 700 + 300) * MS,
+            "tokens": 1000,
+        }
+        for n in range(80)
+    ]
+    assert not prefills
+    row = judge(tokens, shown).row
+    assert row["flagged"] is False
+    assert row["lost_low_s"] <= 0

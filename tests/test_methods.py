@@ -111,6 +111,31 @@ def test_sampled_or_unknown_capture_gives_no_sum() -> None:
         assert row["mixed_p50_ms"] == pytest.approx(19, rel=0.01)
 
 
+def test_two_engines_under_one_name_give_no_sum() -> None:
+    one = run()
+    row = only(sorted([*one, *one], key=lambda r: r["seq"]))
+    assert (row["flagged"], row["lost_s"]) == (None, None)
+    assert "step numbers of several engines alternate" in row["note"]
+    # numbered apart, but two run at a time
+    starts = np.cumsum([0, *(r["elapsed_ns"] for r in one)])[:-1]
+    placed = [{**r, "start_ns": int(at)} for r, at in zip(one, starts, strict=True)]
+    assert only(placed)["flagged"] is True
+    beside = [{**r, "start_ns": r["start_ns"] + 4_500_000} for r in placed]
+    both = sorted([*placed, *beside], key=lambda r: r["start_ns"])
+    row = only([{**r, "seq": n} for n, r in enumerate(both)])
+    assert (row["flagged"], row["lost_s"]) == (None, None)
+    assert "begin before the one before them ended" in row["note"]
+
+
+def test_of_few_prompts_a_pause_may_be_their_cost() -> None:
+    rows = run(400, pause_at=199)
+    row = only(rows)
+    assert row["lost_s"] == pytest.approx(40 * 4 * 0.010, rel=0.06)
+    assert row["lost_high_s"] > row["lost_s"] + 4 * 0.48
+    row = only(run(2000, pause_at=999))  # 200 prompts tell what one costs
+    assert row["lost_high_s"] < row["lost_s"] + 4 * 0.48
+
+
 def test_no_baseline_without_decode_only_steps() -> None:
     row = only([step(i, 20.0, 4, [100]) for i in range(200)])
     assert row["lost_s"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -18,6 +19,7 @@ MERGE_S, MERGE_SHARE = 6e-3, 0.25
 # A stream is silent that misses so many steps, and so many times what it then brings, while so many
 # streams are open.
 SILENT_STEPS, SILENT_TIMES, SILENT_AMONG = 2.5, 2.0, 4.0
+TOGETHER = 3  # streams that fall silent and go on together were held up, not preempted
 CELL_S = 5e-3  # cells of time in which things are counted before they are looked at one by one
 CELLS_EACH = 4  # of these a gap at most
 STEPS = 8  # places that are gone on one by one; a search takes over
@@ -149,11 +151,14 @@ def steps_of(gaps: Gaps, clean: Bools) -> tuple[Floats, str]:
     return choices[best], best
 
 
-def silent(gaps: Gaps, open_streams: Floats) -> Ints:
+def silent(gaps: Gaps, open_streams: Floats, open_at: Callable[[Floats], Floats]) -> Ints:
     """Gaps in which the other streams went on for several steps and this one made nothing.
 
     Such a request was not decoding: it was preempted (or moved). A request that was held up with
-    all others is none, and a path that held tokens back brings them afterwards.
+    all others is none, and a path that held tokens back brings them afterwards. Streams that began
+    meanwhile bring a token each at the end of a stall: they count among the others (`open_at`).
+    Several that fall silent and go on together were held up, while streams of another engine under
+    the same name went on.
     """
     rows = np.flatnonzero(_quiet(_most_meanwhile(gaps), gaps.tokens, open_streams))
     if not len(rows):
@@ -166,8 +171,20 @@ def silent(gaps: Gaps, open_streams: Floats) -> Ints:
         - made[np.searchsorted(ends, gaps.start[rows], side="right")]
         - tokens
     )
-    quiet: Ints = rows[_quiet(meanwhile, tokens, open_streams[rows])]
-    return quiet
+    others = np.maximum(open_streams[rows], open_at(gaps.end[rows] - 1e-7))
+    quiet: Ints = rows[_quiet(meanwhile, tokens, others)]
+    return quiet[~_together(gaps.start[quiet], gaps.end[quiet])]
+
+
+def _together(start: Floats, end: Floats) -> Bools:
+    """Which of these stretches begin and end with at least two others, to a cell of time."""
+    most = np.zeros(len(start), dtype=np.int64)
+    for shift in (0.0, 0.5):  # an edge of one grid is the middle of the other
+        cells = np.column_stack([np.floor(start / CELL_S + shift), np.floor(end / CELL_S + shift)])
+        _, place, count = np.unique(cells, axis=0, return_inverse=True, return_counts=True)
+        most = np.maximum(most, count[place.ravel()])
+    found: Bools = most >= TOGETHER
+    return found
 
 
 def _quiet(meanwhile: Floats, tokens: Floats, open_streams: Floats) -> Bools:

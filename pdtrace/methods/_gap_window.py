@@ -106,7 +106,9 @@ def _without_silent(gaps: Gaps, stage: Stage) -> tuple[Gaps, Floats, Ints, Prefi
     middle = gaps.start + gaps.end
     middle *= 0.5
     slots = stage.open.slots(middle)
-    rows = series.silent(gaps, stage.open.counts(slots))
+    rows = series.silent(
+        gaps, stage.open.counts(slots), lambda at: stage.open.counts(stage.open.slots(at))
+    )
     work = stage.prefills.within(float(gaps.start.min()), float(gaps.end.max()))
     if not len(rows):
         return gaps, middle, slots, work, 0

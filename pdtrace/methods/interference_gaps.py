@@ -43,7 +43,9 @@ from pdtrace.methods.statistics import Z95, Floats, block_ratio
 
 MIN_EXPOSED = 20  # fewer gaps that met a prefill are an anecdote
 MAX_P, MIN_CONTRAST, MIN_SHARE = 0.01, 0.15, 0.005
-MIN_CONTRAST_BURSTS = 0.2  # where steps make several tokens each
+MIN_CONTRAST_BURSTS = (
+    0.2  # where steps make several tokens each, or a path delivers several together
+)
 # Error of the interval as parts of the exposed baseline and of the loss, calibrated on simulations.
 BASE_ERROR, MODEL_ERROR, DIRTY_ERROR = 0.015, 0.02, 0.12
 DIRTY_RATIO = 0.1  # merged deliveries from which tokens are said to come in bundles
@@ -259,15 +261,19 @@ def _judged(
         np.arange(BLOCKS, dtype=np.float64),
     )  # fmt: skip
     p = _p_value(total)
-    bursts = "deliveries" in total.counted_by
+    bursts = bundled or "deliveries" in total.counted_by
+    contrast = MIN_CONTRAST_BURSTS if bursts else MIN_CONTRAST
     flagged = bool(
         p is not None
         and p <= MAX_P
-        and fraction > (MIN_CONTRAST_BURSTS if bursts else MIN_CONTRAST)
+        and fraction > contrast
         and ratio is not None
         and ratio.low > MIN_SHARE
         and total.exposed >= MIN_EXPOSED
     )
+    low = lost - half
+    if p is None or p > MAX_P or fraction <= contrast:
+        low = min(low, 0.0)  # as prefills at other times would fit as well, it may be nothing
     base = float(np.median(total.baselines))
     floor, events = events_of(total, stage.origin_ns, names, base) if flagged else (None, None)
     if total.weak:
@@ -285,7 +291,7 @@ def _judged(
         "counted_by": "+".join(sorted(total.counted_by)),
         "merged_ratio": total.merged / (total.gaps + total.merged),
         "overlap_s": overlap, "credit_s": total.credit_s, "chance_s": total.chance_s, "lost_s": lost,
-        "lost_low_s": lost - half, "lost_high_s": lost + half, "decode_s": decode_s,
+        "lost_low_s": low, "lost_high_s": lost + half, "decode_s": decode_s,
         "lost_ratio": lost / decode_s if decode_s else None,
         "lost_ratio_low": ratio.low if ratio else None,
         "lost_ratio_high": ratio.high if ratio else None,

@@ -35,7 +35,7 @@ from pdtrace.methods.statistics import (
 STEPS = """
 SELECT rank, seq, coalesce(start_ns, start_lower_ns) AS start_ns, elapsed_ns, prefill_requests,
   prefill_tokens, prefill_kv_tokens, decode_requests, decode_tokens, decode_kv_tokens, running,
-  pulled_requests, capture
+  pulled_requests, capture, start_ns IS NOT NULL AS placed
 FROM steps
 WHERE worker = $worker AND rank IS NOT DISTINCT FROM $rank
 ORDER BY coalesce(start_ns, start_lower_ns) + elapsed_ns, seq, source, record
@@ -58,6 +58,11 @@ MIN_AFFECTED = 5  # fewer steps with victims are an anecdote
 MIN_SHARE = 0.01  # lower bound of lost / decode seconds from which a worker is flagged
 PAUSE_NS = 20e6  # what a prefill step may exceed its fitted cost by; the rest is called a pause
 RECOMPUTED_STEPS = 0.1  # share of steps up to which several tokens a request mean recomputation
+# Steps that begin as early before the end of the last one ran beside it (parts of the step, ns); so many may.
+AT_ONCE, AT_ONCE_NS, MOST_AT_ONCE = 0.2, 2_000_000, 0.2
+SURE_COSTS = (
+    100  # prefill steps from which on their cost is known well enough to call the rest a pause
+)
 FIT_ROWS = 50_000  # rows that a fit looks at
 # Error of the interval as parts of the exposed baseline and of the loss, calibrated on simulations.
 BASE_ERROR, MODEL_ERROR = 0.015, 0.02
@@ -174,6 +179,9 @@ def _rank(frame: pl.DataFrame, consumer: bool) -> tuple[dict[str, Any], pl.DataF
     result |= _baseline_columns(steps, fit)
     result |= _totals(steps, residents, affected, lost, baseline, fit)
     result["capped_s"] = None if cut is None else float((cut * residents)[affected].sum() / 1e9)
+    if cut is not None and affected.sum() < SURE_COSTS:
+        # so few do not tell for sure what a prompt costs: what was called a pause may be cost
+        result["lost_high_s"] += result["capped_s"]
     result["note"] = _note(steps, cut is None, certain)
     return result, lost_table
 
@@ -245,9 +253,34 @@ def _no_sum(frame: pl.DataFrame, known: pl.DataFrame, steps: Steps) -> str:
         return (
             f"{frame.height - known.height} steps have no duration: seconds lost cannot be summed"
         )
+    if several := _several_engines(known):
+        return several
     if steps.decode_only.sum() < MIN_DECODE_ONLY:
         return f"fewer than {MIN_DECODE_ONLY} decode-only steps: no baseline"
     return ""
+
+
+def _several_engines(known: pl.DataFrame) -> str:
+    """Why these are not the steps of one engine, one after the other; empty where they may be."""
+    if known.height < 2:
+        return ""
+    # In the order of time numbers grow, but for a restart.
+    if known.select((pl.col("seq").diff() <= 0).mean() > MOST_AT_ONCE).item():
+        return "step numbers of several engines alternate under one name: their steps cannot be told apart"
+    placed = known["placed"].all() if "placed" in known.columns else True
+    if not placed or known["start_ns"].has_nulls():
+        return ""
+    start = known["start_ns"].to_numpy().astype(np.float64)
+    order = np.argsort(start, kind="stable")
+    elapsed = known["elapsed_ns"].to_numpy().astype(np.float64)[order]
+    late = start[order][:-1] + elapsed[:-1] - start[order][1:]
+    share = float((late > np.maximum(AT_ONCE * elapsed[1:], AT_ONCE_NS)).mean())
+    if share <= MOST_AT_ONCE:
+        return ""
+    return (
+        f"{share:.0%} of the steps begin before the one before them ended: several engines under one name, or steps"
+        " in flight together, whose time would count twice"
+    )
 
 
 def _baseline(steps: Steps) -> tuple[Floats, Fit]:

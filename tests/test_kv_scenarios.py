@@ -72,6 +72,20 @@ def test_the_fit_finds_the_links_speed() -> None:
     assert predicted == pytest.approx(took, rel=0.005)
 
 
+def test_what_is_hidden_behind_the_prompt_is_no_wait() -> None:
+    run, store = seen("transfer_layerwise")
+    truth = moved(run).select(
+        "request",
+        true_hidden_ms=(pl.min_horizontal("transfer_end_ns", "prefill_end_ns") - pl.max_horizontal("transfer_start_ns", "prefill_start_ns")).clip(0) / 1e6,
+        true_exposed_ms=(pl.col("transfer_end_ns") - pl.max_horizontal("transfer_start_ns", "prefill_end_ns")) / 1e6,
+    )  # fmt: skip
+    assert truth["true_hidden_ms"].sum() > truth["true_exposed_ms"].sum() > 0
+    rows = store.sql("FROM transfer_requests").join(truth, on="request")
+    assert rows.height >= 0.98 * truth.height
+    for part in ("hidden", "exposed"):
+        assert (rows[f"{part}_ms"] - rows[f"true_{part}_ms"]).abs().max() < 0.001, part  # type: ignore[operator]
+
+
 def test_distserve_stages_are_those_of_the_run() -> None:
     run, store = seen("transfer_bound")
     rows = store.sql("FROM distserve_stages ORDER BY issued_ns").join(

@@ -207,9 +207,12 @@ class Fleet:
             queue.popleft()
             decoder.reserved += need
             link = self.links[source.name]
-            request.transfer_start = max(now, link.free)
+            began = request.prefill_start if self.scenario.transfer == "layerwise" else None
+            request.transfer_start = max(now if began is None else began, link.free)
             size = request.prompt * KV_BYTES_PER_TOKEN
-            link.free = request.transfer_start + link.latency + int(size / link.bytes_per_ns)
+            there = request.transfer_start + link.latency + int(size / link.bytes_per_ns)
+            # the last layer leaves when it is computed, and who has no room yet is waited for
+            link.free = there if began is None else max(there, now + link.latency)
             request.transfer_end = link.free
             self._at(link.free, self._arrived, (decoder, request, need))
 

@@ -35,6 +35,7 @@ class Scenario:
     cache_tokens: int = 0  # prefix cache of each worker; 0 is none
     link_gbytes_per_s: tuple[float, float] = (5.0, 25.0)
     link_latency_ms: float = 1.0
+    transfer: str = "bulk"  # or layerwise: KV leaves layer by layer while the prompt is computed
     # ---- load
     short_per_s: tuple[float, float] = (3.4, 4.6)
     long_per_s: tuple[float, float] = (0.06, 0.12)

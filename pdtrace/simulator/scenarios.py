@@ -161,6 +161,14 @@ _OTHER = (
         kv_blocks=8000,
     ),
     _null(
+        "transfer_layerwise",
+        "P/D whose KV leaves layer by layer while prompts are computed",
+        kind="other",
+        mislabelled=False,
+        transfer="layerwise",
+        link_gbytes_per_s=(4.0, 6.0),
+    ),
+    _null(
         "decode_memory_bound",
         "P/D whose decode worker has no room for more KV",
         kind="other",

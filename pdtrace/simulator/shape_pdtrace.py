@@ -177,7 +177,10 @@ class _Maker:
         row = self.row
         queue, start, end = row["queue_start_ns"], row["prefill_start_ns"], row["prefill_end_ns"]
         yield self.span(worker, s.SPAN_QUEUE, queue, start, parent)
-        yield self.span(worker, s.SPAN_PREFILL, start, end, parent)
+        # KV leaves layer by layer from the steps themselves: who records that knows them, not wall time only
+        layers = (row["transfer_start_ns"] or end) < end
+        detail = {s.PHASE_DETAIL: "prefill_exec"} if layers else {}
+        yield self.span(worker, s.SPAN_PREFILL, start, end, parent, detail)
 
     def prefill(self) -> Iterator[tuple[str, Span]]:
         row, worker = self.row, self.row["prefill_worker"]
@@ -190,7 +193,7 @@ class _Maker:
 
     def decode(self) -> Iterator[tuple[str, Span]]:
         row, worker = self.row, self.row["decode_worker"]
-        start = row["prefill_end_ns"] + 2 * HOP_NS
+        start = min(row["prefill_end_ns"] + 2 * HOP_NS, row["transfer_start_ns"])
         whole = self.request(
             worker, "decode", start, row["end_ns"], self.sent[worker],
             **self.answer(worker, self.made),

@@ -224,21 +224,23 @@ def _foreign_spans(store: Store) -> list[str]:
 
     Most, not all: a gateway that is understood may have started some of their traces.
     """
+    claims = registry.claims()
+    owners = {
+        scope: registry.owner(scope or "no scope", "", frozenset())
+        for (scope,) in store.rows("SELECT DISTINCT scope_name FROM spans")
+    }
+    strange = [s for s, owner in owners.items() if owner is None or claims[owner].fallback]
+    if not strange:
+        return []
     rows = store.rows(
         """WITH known AS (SELECT DISTINCT trace_id FROM legs WHERE trace_id IS NOT NULL)
            SELECT coalesce(nullif(scope_name, ''), 'no scope') AS scope,
              count(*) FILTER (trace_id NOT IN (FROM known)) AS outside
-           FROM spans GROUP BY scope_name
+           FROM spans WHERE list_contains($1, coalesce(scope_name, '')) GROUP BY scope_name
            HAVING outside > count(*) / 2
-           ORDER BY outside DESC, scope"""
+           ORDER BY outside DESC, scope""",
+        [[scope or "" for scope in strange]],
     )
-    claims = registry.claims()
-    named = [registry.owner(scope, "", frozenset()) for scope, _ in rows]
-    rows = [
-        row
-        for row, owner in zip(rows, named, strict=True)
-        if owner is None or claims[owner].fallback
-    ]
     if not rows:
         return []
     scopes = ", ".join(f"{scope} ({spans:,})" for scope, spans in rows[:5])

@@ -82,6 +82,9 @@ def _words(row: Mapping[str, Any]) -> str:
 
 def pools(store: Store, deployment: str) -> list[dict[str, Any]]:
     """The models of a deployment that has several: requests, typical values; most requests first."""
+    named = "SELECT 1 FROM request_values WHERE deployment = ? AND model IS NOT NULL LIMIT 1"
+    if not store.rows(named, [deployment]):
+        return []
     return store.sql(
         """SELECT model, count(*) AS requests, quantile_cont(ttft_ms, 0.5) AS ttft_p50_ms,
                   quantile_cont(tpot_ms, 0.5) AS tpot_p50_ms, max(ttft_typical_ms) IS NOT NULL

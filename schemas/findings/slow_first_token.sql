@@ -12,7 +12,7 @@
 -- critical: slow is not wrong.
 --
 -- grain:   one row per deployment
--- needs:   request_marks, token_dependence, phase_by_request, deployment_sources
+-- needs:   request_marks, token_dependence, phase_sums, deployment_sources
 -- params:
 --   slo_ttft_ms     NULL  limit for the first token; NULL: relative to the run
 --   min_slow_ratio  0.01  a smaller part of the requests is the tail that every run has
@@ -64,20 +64,22 @@ WITH marked_request AS (
   FROM request_marks(slo_ttft_ms := slo_ttft_ms) AS m
   WHERE m.ttft_ms IS NOT NULL AND m.counted
 ),
-phase_sums AS (
-  -- the part of each phase before the first token
+phase_parts AS (
+  -- of each phase: the part before the first token, and how much of all of it is an upper bound
   SELECT m.deployment, p.phase,
-    coalesce(sum(p.ttft_part_ms) FILTER (m.slow_first_token), 0) AS slow_ms,
-    coalesce(sum(p.ttft_part_ms) FILTER (NOT m.slow_first_token), 0) AS other_ms
-  FROM marked_request AS m
-  JOIN phase_by_request AS p ON p.request = m.request
-  WHERE m.first_token_ns IS NOT NULL
+    bool_or(m.ttft_ms IS NOT NULL AND m.first_token_ns IS NOT NULL) AS told,
+    coalesce(sum(p.ttft_part_ns) FILTER (m.slow_first_token), 0) / 1e6 AS slow_ms,
+    coalesce(sum(p.ttft_part_ns) FILTER (NOT m.slow_first_token), 0) / 1e6 AS other_ms,
+    sum(p.bound_ns) > 0.5 * sum(p.duration_ns) AS bounded
+  FROM phase_sums AS p
+  JOIN request_marks(slo_ttft_ms := slo_ttft_ms) AS m ON m.request = p.request
+  WHERE m.counted
   GROUP BY m.deployment, p.phase
 ),
 phase_means AS (
   SELECT s.deployment, s.phase, s.slow_ms, s.slow_ms / nullif(n.slow, 0) AS slow_mean_ms,
     s.other_ms / nullif(n.other, 0) AS other_mean_ms
-  FROM phase_sums AS s
+  FROM phase_parts AS s
   JOIN (
     SELECT deployment, count(*) FILTER (slow_first_token) AS slow,
       count(*) FILTER (NOT slow_first_token) AS other
@@ -85,6 +87,7 @@ phase_means AS (
     WHERE first_token_ns IS NOT NULL
     GROUP BY deployment
   ) AS n ON n.deployment IS NOT DISTINCT FROM s.deployment
+  WHERE s.told
 ),
 leading_phases AS (
   SELECT deployment,
@@ -138,16 +141,10 @@ judged AS (
   LEFT JOIN token_dependence AS p
     ON p.deployment IS NOT DISTINCT FROM l.deployment AND p.measure = 'ttft'
 ),
-bounded_phase AS (
-  SELECT deployment, phase
-  FROM phase_by_request
-  WHERE counted
-  GROUP BY deployment, phase
-  HAVING sum(bound_ms) > 0.5 * sum(duration_ms)
-),
 bounded AS (
   SELECT deployment, list(phase ORDER BY phase) AS phases
-  FROM bounded_phase
+  FROM phase_parts
+  WHERE bounded
   GROUP BY deployment
 )
 SELECT j.deployment,

@@ -6,7 +6,7 @@
 -- alone), `observed` is false and the severity info: nothing was there to account for it.
 --
 -- grain:   one row per deployment
--- needs:   phase_by_request, counted_requests, deployment_sources
+-- needs:   phase_sums, counted_requests, deployment_sources
 -- when:    EXISTS (FROM phase_sums WHERE phase = 'unattributed')
 -- params:
 --   min_e2e_ratio  0.1  a tenth of the time in the dark can hide any other finding
@@ -31,8 +31,8 @@
 --   before_first_s  DOUBLE     s  part before first tokens; NULL unknown
 --   observed        BOOLEAN    something is accounted for
 WITH unattributed AS (
-  SELECT request, sum(duration_ms) AS unknown_ms, sum(ttft_part_ms) AS unknown_ttft_ms
-  FROM phase_by_request
+  SELECT request, sum(duration_ns / 1e6) AS unknown_ms, sum(ttft_part_ns / 1e6) AS unknown_ttft_ms
+  FROM phase_sums
   WHERE phase = 'unattributed'
   GROUP BY request
 ),

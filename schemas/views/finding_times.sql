@@ -11,7 +11,7 @@
 -- start. Limits are the run's own, as in request_marks.
 --
 -- grain:   one row per piece with an instant
--- needs:   request_values, value_quartiles, phase_by_request, interference_step_losses, interference_steps, transfer_times, decode_idle_times, steps, kv_usage_samples, events, workers
+-- needs:   request_values, value_quartiles, phase_sums, interference_step_losses, interference_steps, transfer_times, decode_idle_times, steps, kv_usage_samples, events, workers
 -- columns:
 --   deployment  VARCHAR      deployment
 --   finding     VARCHAR      id of the finding
@@ -34,13 +34,12 @@ excess AS (
   WHERE r.counted AND r.start_ns IS NOT NULL
 ),
 wait AS (
-  SELECT deployment, request, sum(duration_ms) AS wait_ms,
+  SELECT request, sum(duration_ns / 1e6) AS wait_ms,
     CASE WHEN phase = 'router' THEN 'router_queue'
       WHEN phase IN ('queue', 'decode_queue') THEN 'engine_queue'
       ELSE 'kv_transfer' END AS finding
-  FROM phase_by_request
-  WHERE counted
-    AND phase IN ('router', 'queue', 'decode_queue', 'kv_load', 'kv_transfer', 'kv_wait')
+  FROM phase_sums
+  WHERE phase IN ('router', 'queue', 'decode_queue', 'kv_load', 'kv_transfer', 'kv_wait')
   GROUP BY ALL
   HAVING wait_ms >= 50
 ),
@@ -82,10 +81,10 @@ FROM events AS e
 JOIN workers AS w ON w.worker = e.worker
 WHERE e.kind IN ('preemption', 'kv_expired', 'kv_invalid', 'kv_failure') AND e.time_ns IS NOT NULL
 UNION ALL
-SELECT w.deployment, w.finding, r.start_ns, w.wait_ms / 1e3
+SELECT r.deployment, w.finding, r.start_ns, w.wait_ms / 1e3
 FROM wait AS w
 JOIN request_values AS r ON r.request = w.request
-WHERE r.start_ns IS NOT NULL
+WHERE r.counted AND r.start_ns IS NOT NULL
 UNION ALL
 SELECT deployment, 'transfer_failures', coalesce(end_ns, start_ns), 1
 FROM transfer_times

@@ -58,12 +58,13 @@ sampled_pair AS (
     AND place % greatest(1, e2e_pairs // 10000)::UBIGINT = 0
 ),
 ranked_pair AS (
+  -- equal values share the mean of their ranks, the first and the last
   SELECT *,
-    rank() OVER (PARTITION BY deployment, measure ORDER BY scaled)
-      + (count(*) OVER (PARTITION BY deployment, measure, scaled) - 1) / 2 AS value_rank,
-    rank() OVER (PARTITION BY deployment, measure ORDER BY length)
-      + (count(*) OVER (PARTITION BY deployment, measure, length) - 1) / 2 AS length_rank
+    (rank() OVER by_value + count(*) OVER by_value) / 2 AS value_rank,
+    (rank() OVER by_length + count(*) OVER by_length) / 2 AS length_rank
   FROM sampled_pair
+  WINDOW by_value AS (PARTITION BY deployment, measure ORDER BY scaled),
+    by_length AS (PARTITION BY deployment, measure ORDER BY length)
 ),
 correlated AS (
   SELECT deployment, measure, any_value(tokens) AS tokens, count(*) AS pairs,

@@ -99,9 +99,10 @@ def _rows(cursor: Connection, name: str, sql: str) -> pl.DataFrame:
 @cache
 def _schema(name: str) -> dict[str, pl.DataType] | None:
     """The columns of a query as Polars types, by its header; None for tables and for types not known here."""
-    query = library.queries().get(name)
+    if name not in library.queries():
+        return None
     try:
-        return query and {c.name: _polars(duckdb.sqltype(c.type)) for c in query.columns}
+        return {c.name: _polars(duckdb.sqltype(c.type)) for c in library.queries()[name].columns}
     except KeyError:
         return None
 
@@ -123,55 +124,56 @@ class Queries:
         self._held: set[str] = set()
 
     @contextmanager
-    def held(self, connection: Connection, names: Iterable[str], empty: set[str]) -> Iterator[None]:
+    def held(
+        self,
+        connection: Connection,
+        names: Iterable[str],
+        empty: set[str],
+        asked: Mapping[Key, str],
+    ) -> Iterator[dict[Key, pl.DataFrame]]:
         """Tables in place of these views, for as long as the block runs; then they wait to be made again.
 
         Tables, not temporary ones: every connection to the store sees them. Those of `empty` have no rows.
+        The block gets the rows of what is asked (SQL by key), each found as soon as what it reads is there. Those
+        that fail are left out: who asks for them runs them again and sees the error.
         """
+        found: dict[Key, pl.DataFrame] = {}
         try:
             for name in empty:
                 self._hold(connection, name, library.queries()[name].empty)
             held = [name for name in names if name not in empty]
-            tasks = self._making(held) | {
+            read = [name for name, _ in asked if self._is_read(name, asked)]
+            below = frozenset().union(*(library.below(name) for name, _ in asked))
+            tasks = self._making([*held, *read, *below]) | {
                 name: Task(library.below(name), lambda c, name=name: self._hold(c, name))  # type: ignore[misc]
                 for name in held
             }
+            for number, one in enumerate(asked):
+                after = library.below(one[0]) | {one[0]}
+                tasks[f"{number} {one[0]}"] = Task(
+                    after,
+                    lambda c, one=one: self._answer(c, one, asked[one], found),  # type: ignore[misc]
+                )
             run(self._another, tasks)
-            yield
+            yield found
         finally:
             for name in self._held:
                 connection.execute(f"DROP TABLE IF EXISTS {name}")
             self._waiting |= self._held
             self._held.clear()
 
-    def answers(self, wanted: Mapping[Key, str]) -> dict[Key, pl.DataFrame]:
-        """The rows of each query (SQL by key), run at the same time.
+    def _answer(
+        self, cursor: Connection, one: Key, sql: str, found: dict[Key, pl.DataFrame]
+    ) -> None:
+        query = library.queries().get(one[0])
+        if query is not None and one[0] in self._waiting:
+            sql = query.called(dict(one[1]))
+        with suppress(duckdb.Error):
+            found[one] = _rows(cursor, one[0], sql)
 
-        Those that fail are left out: who asks for them runs them again and sees the error.
-        """
-        found: dict[Key, pl.DataFrame] = {}
-
-        def answer(cursor: Connection, one: Key) -> None:
-            with suppress(duckdb.Error):
-                found[one] = _rows(cursor, one[0], self._sql(one[0], wanted[one]))
-
-        tasks = self._making(name for name, _ in wanted if self._is_read(name, wanted))
-        for number, one in enumerate(wanted):
-            after = library.below(one[0]) | {one[0]}
-            tasks[f"{number} {one[0]}"] = Task(after, lambda c, one=one: answer(c, one))  # type: ignore[misc]
-        run(self._another, tasks)
-        return found
-
-    def _is_read(self, name: str, wanted: Iterable[Key]) -> bool:
+    def _is_read(self, name: str, asked: Iterable[Key]) -> bool:
         """Whether the query must exist by its name; others are run without being created."""
-        query = library.queries().get(name)
-        return query is not None and (
-            bool(query.params) or any(name in library.below(other) for other, _ in wanted)
-        )
-
-    def _sql(self, name: str, sql: str) -> str:
-        query = library.queries().get(name)
-        return sql if query is None or name not in self._waiting else query.body
+        return any(name in library.below(other) for other, _ in asked)
 
     def _making(self, names: Iterable[str]) -> dict[str, Task]:
         """Tasks that create what these queries read, and themselves, where it waits."""

@@ -172,7 +172,8 @@ def diagnose(
     asked = _finding_queries(store, policy.single() if policy else Slo())
     read = set(asked).union(_ASKED, *map(library.below, [*asked, *_ASKED]))
     held = [name for name in _READ_BY_MANY if name in read]
-    with store.computed_once(*held, *(goodput.READ_BY_MANY if policy else ())):
+    ask = [*asked.items(), *((name, {}) for name in _ASKED)]
+    with store.computed_once(*held, *(goodput.READ_BY_MANY if policy else ()), ask=ask):
         if policy:
             goodput.judge_streams(store)
         return _diagnose(store, policy, asked, heard)
@@ -186,7 +187,6 @@ def _diagnose(
 ) -> Diagnosis:
     slo = policy.single() if policy else Slo()
     problems = _problems(store)
-    store.ask_ahead([*asked.items(), *((name, {}) for name in _ASKED)])
     findings = _findings(store, asked, problems)
     latency = sorted(
         store.query("latency_by_observer").to_dicts(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -72,6 +72,17 @@ class Query:
             return f"CREATE OR REPLACE VIEW {self.name} AS {self.body}"
         inner = ", ".join(f"{p.name} := {p.default}" for p in self.params)
         return f"CREATE OR REPLACE MACRO {self.name}({inner}) AS TABLE {self.body}"
+
+    def called(self, parameters: Mapping[str, object]) -> str:
+        """The body with values in place of the parameters: run once, it need not become a macro first."""
+        if not self.params:
+            return self.body
+        values = {p.name: p.default for p in self.params}
+        values |= {name: literal(value) for name, value in parameters.items()}
+        # Not inside texts and comments, not the column x.name, not the name in `name := value` or `AS name`.
+        names = "|".join(map(re.escape, values))
+        place = rf"'(?:[^']|'')*'|--[^\n]*|AS (?:{names})\b|(?<![\w.])({names})\b(?!\s*:=)"
+        return re.sub(place, lambda m: f"({values[m[1]]})" if m[1] else m[0], self.body)
 
     @property
     def empty(self) -> str:
@@ -245,3 +256,14 @@ def _column(line: str) -> Column:
     if len(parts) == 4:
         return Column(*parts)
     return Column(parts[0], parts[1], _unit_of(parts[0]), parts[2] if len(parts) > 2 else "")
+
+
+def literal(value: object) -> str:
+    """A Python value as a SQL literal."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool):
+        return str(value).upper()
+    if isinstance(value, int | float):
+        return repr(value)
+    return "'" + str(value).replace("'", "''") + "'"

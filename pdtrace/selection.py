@@ -25,7 +25,7 @@ from pdtrace import goodput, library, slo
 from pdtrace._aside import Aside
 from pdtrace.errors import PdtraceError
 from pdtrace.model import SloPolicy
-from pdtrace.store import Store
+from pdtrace.store import Asked, Store
 
 KEPT = 12  # selections that stay ready; the one used longest ago goes first
 State = Literal["met", "missed", "open"]  # open: cannot be told, or no class of limits takes it
@@ -322,13 +322,11 @@ class Selection(Store):
                 self._shared.judged = True
 
     @contextmanager
-    def computed_once(self, *names: str) -> Iterator[None]:
+    def computed_once(self, *names: str, ask: Iterable[Asked] = ()) -> Iterator[None]:
         """What many queries read is held anyway."""
         self._make(names)
-        try:
+        with super().computed_once(ask=ask):
             yield
-        finally:
-            self._answers.clear()
 
     def _make(self, names: Iterable[str]) -> None:
         """Create these views and what they read, unless somebody has; those that many read as tables."""

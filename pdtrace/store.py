@@ -56,6 +56,9 @@ _WORD = re.compile(r"\w+")
 _WRITES = ("insert", "update", "delete", "alter", "drop", "truncate")
 
 
+Asked = tuple[str, Mapping[str, object]]  # a query and its parameters
+
+
 class Store:
     """The tables of one analysis. Opens or creates `path`; without a path it lives in memory.
 
@@ -349,7 +352,9 @@ class Store:
                     f"{name} has no parameter {', '.join(sorted(unknown))}",
                     f"it takes: {', '.join(sorted(wanted))}",
                 )
-            inner = ", ".join(f"{key} := {_literal(value)}" for key, value in parameters.items())
+            inner = ", ".join(
+                f"{key} := {library.literal(value)}" for key, value in parameters.items()
+            )
             return f"FROM {name}({inner})"
         return f"FROM {name}"
 
@@ -410,14 +415,19 @@ class Store:
         return problem
 
     @contextmanager
-    def computed_once(self, *names: str) -> Iterator[None]:
+    def computed_once(self, *names: str, ask: Iterable[Asked] = ()) -> Iterator[None]:
         """Hold views that many queries read as tables of the same name, for as long as the block runs.
 
-        In a file they are temporary ones, which DuckDB finds before views, inside other views and macros too.
+        `ask`: queries (name, parameters) that are answered meanwhile, several at a time; query() hands out what is
+        known already. In a file that has no effect: only one connection has its tables, temporary ones, which
+        DuckDB finds before views, inside other views and macros too.
         """
         if self.path is None:
+            asked = {_ahead.key(name, given): self._from(name, given) for name, given in ask}
             try:
-                with self._queries().held(self.connection, names, self._empty(names)):
+                empty = self._empty(names)
+                with self._queries().held(self.connection, names, empty, asked) as answers:
+                    self._answers.update(answers)
                     yield
             finally:
                 self._answers.clear()
@@ -441,15 +451,6 @@ class Store:
 
     def _queries(self) -> _ahead.Queries:
         return _ahead.Queries(self.cursor, self._waiting)
-
-    def ask_ahead(self, queries: Iterable[tuple[str, Mapping[str, object]]]) -> None:
-        """Answer queries (name, parameters) at the same time; query() hands out what is already known.
-
-        Only inside computed_once() and only of a store in memory: one connection has the temporary tables of a file.
-        """
-        if self.path is None:
-            wanted = {_ahead.key(name, given): self._from(name, given) for name, given in queries}
-            self._answers.update(self._queries().answers(wanted))
 
     def user_sql(self, text: str, limit: int = 0) -> pl.DataFrame:
         """Run a user's SELECT, of at most `limit` rows when given.
@@ -527,17 +528,6 @@ def _fits(found: str, expected: str) -> bool:
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
-
-
-def _literal(value: object) -> str:
-    """A Python value as a SQL literal."""
-    if value is None:
-        return "NULL"
-    if isinstance(value, bool):
-        return str(value).upper()
-    if isinstance(value, int | float):
-        return repr(value)
-    return _quoted(str(value))
 
 
 def _first_line(error: Exception) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from importlib.resources import files
+from typing import Any
 
 import pytest
 
@@ -141,3 +142,40 @@ def test_without_rows_a_table_of_the_same_columns_stands_in(name: str, con: Stor
         assert con.count(name) == 0
     assert found == columns
     assert con.rows(f"DESCRIBE FROM {name}")  # the view again
+
+
+@pytest.mark.parametrize("name", [name for name in QUERIES if library.queries()[name].params])
+def test_a_call_puts_values_where_the_parameters_stand_and_nowhere_else(
+    name: str, con: Store
+) -> None:
+    query = library.queries()[name]
+    names = [p.name for p in query.params]
+    texts = {name: f"value {n}" for n, name in enumerate(names)}
+
+    def tree(sql: str) -> Any:
+        read = json.loads(con.rows("SELECT json_serialize_sql(?)", [sql])[0][0])
+        assert not read["error"], read
+        return read["statements"]
+
+    values = {
+        name: tree(f"SELECT ('{text}')")[0]["node"]["select_list"][0]
+        for name, text in texts.items()
+    }
+
+    def put(node: Any) -> Any:
+        if isinstance(node, list):
+            return [put(value) for value in node]
+        if not isinstance(node, dict):
+            return node
+        column = node["column_names"] if node.get("class") == "COLUMN_REF" else []
+        if len(column) == 1 and column[0] in values:
+            return plain(values[column[0]] | {"alias": node["alias"]})
+        return plain({key: put(value) for key, value in node.items()})
+
+    def plain(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: plain(v) for key, v in node.items() if "location" not in key}
+        return [plain(value) for value in node] if isinstance(node, list) else node
+
+    assert plain(tree(query.called(texts))) == put(tree(query.body))
+    assert query.called({}).count("(NULL)") >= sum(p.default == "NULL" for p in query.params)

@@ -55,7 +55,7 @@ counted_wait AS (
     (c.end_ns - c.start_ns) / 1e6 AS e2e_ms,
     (c.first_token_ns - c.start_ns) / 1e6 AS ttft_ms
   FROM counted_requests AS c
-  SEMI JOIN wait AS d ON d.deployment IS NOT DISTINCT FROM c.deployment
+  SEMI JOIN deployment_detail AS d ON d.deployment IS NOT DISTINCT FROM c.deployment
   LEFT JOIN request_wait AS w ON w.request = c.request
   WHERE c.end_ns > c.start_ns
 ),

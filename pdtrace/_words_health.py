@@ -24,7 +24,12 @@ def kv_pressure(row: Row) -> Words:
     """The KV cache was nearly full."""
     waiting = row["waiting_max"]
     return Words(
-        title=f"KV cache at {share(row['high_from_ratio'])} or more for {share(row['value'])} of the time"
+        title=f"KV cache at {share(row['high_from_ratio'])} or more "
+        + (
+            f"for {share(row['value'])} of the time"
+            if row["level"] == "A"
+            else f"in {share(row['value'])} of the observations"
+        )
         + (
             f" on the fullest of {row['ranks']:,} ranks ({row['ranks_pressed']:,} nearly full)"
             if row["ranks"]

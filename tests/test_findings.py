@@ -677,6 +677,19 @@ def test_a_counter_of_expired_kv_alone_is_an_alarm_and_zero_is_none(con: Store) 
     assert (row["value"], row["workers"]) == (3.0, ["p"])
 
 
+def test_a_counter_of_failed_transfers_is_an_alarm(con: Store) -> None:
+    """vLLM counts them in /metrics; its log may say nothing."""
+    con.append("workers", [worker("p", "prefill"), worker("q", "decode")])
+    con.append("events", [{"worker": "q", "kind": "kv_failure", "time_ns": 5}])
+    con.append("samples", [
+        {"worker": w, "source": 1, "record": r, "time_ns": t, "metric": "vllm:nixl_num_failed_transfers_total", "value": v, "kind": "counter"}
+        for r, (w, t, v) in enumerate([("p", 1, 4.0), ("p", 2, 6.0), ("q", 1, 1.0), ("q", 2, 2.0)])
+    ])  # fmt: skip
+    row = one(con, "kv_alarm")
+    assert row["kinds"] == [{"kind": "kv_failure", "alarms": 3}]  # 2 of p's counter, 1 of q's log
+    assert (row["value"], sorted(row["workers"])) == (3.0, ["p", "q"])
+
+
 def test_failed_transfers(con: Store) -> None:
     con.append("workers", [worker("q", "decode")])
     con.append(

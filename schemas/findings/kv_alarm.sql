@@ -1,7 +1,7 @@
 -- kv_alarm: signs that answers may rest on KV that was wrong, expired or lost.
 --
--- Events of kind kv_invalid, kv_expired and kv_failure, or counters of expired KV that rose where
--- no event tells of it. Always critical: a request can end with status 200 and a wrong answer.
+-- Events of kind kv_invalid, kv_expired and kv_failure, or counters of expired KV or failed
+-- transfers that rose where no event tells of it. Always critical: a request can end with status 200 and a wrong answer.
 -- Level D: what the logs say, whether an answer was in fact wrong is not in the data.
 --
 -- grain:   one row per deployment
@@ -36,17 +36,21 @@ counter_step AS (
       PARTITION BY worker, metric, labels ORDER BY time_ns NULLS LAST, source, record
     ) AS increase
   FROM samples
-  WHERE regexp_matches(metric, 'kv_expired(_reqs|_requests)?(_total)?$')
+  WHERE regexp_matches(
+      metric, '(kv_expired(_reqs|_requests)?|num_failed_(transfers|recvs|notifications))(_total)?$'
+    )
     AND coalesce(kind, 'counter') = 'counter'
 ),
 counter_alarm AS (
-  SELECT worker, 'kv_expired' AS kind, max(time_ns) AS time_ns, NULL::VARCHAR AS request_id,
+  SELECT worker, CASE WHEN contains(metric, 'expired') THEN 'kv_expired' ELSE 'kv_failure' END AS kind,
+    max(time_ns) AS time_ns, NULL::VARCHAR AS request_id,
     (CASE WHEN count(increase) = 0 THEN max(value) ELSE sum(greatest(increase, 0)) END)::BIGINT
       AS n,
     'samples' AS evidence
-  FROM counter_step
-  WHERE worker NOT IN (
-    SELECT worker FROM alarm_event WHERE worker IS NOT NULL AND kind = 'kv_expired'
+  FROM counter_step AS c
+  WHERE NOT EXISTS (
+    SELECT 1 FROM alarm_event AS e
+    WHERE e.worker = c.worker AND (e.kind = 'kv_expired') = contains(c.metric, 'expired')
   )
   GROUP BY worker, metric, labels
 ),

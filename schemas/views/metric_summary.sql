@@ -26,7 +26,7 @@ WITH told_sample AS (
     AND NOT regexp_matches(s.metric, '_(created|info|bucket)$')
     AND regexp_matches(
       s.metric,
-      'token|queue|prefill|decode|latency|ttft|transfer|kv_|cache|running|waiting|request_duration'
+      'token|queue|prefill|decode|latency|ttft|transfer|xfer|kv_|cache|running|waiting|request_duration'
       || '|request.*seconds|inflight|preempt'
     )
 ),

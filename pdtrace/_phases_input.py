@@ -50,7 +50,7 @@ def _named(store: Store, requests: pl.DataFrame) -> Iterator[pl.DataFrame]:
     yield of_legs.ways_out(legs)
     for rows in store.stretches("intervals", of_legs.INTERVALS, _READ_ROWS):
         yield of_legs.named(rows, legs)
-    if not store.sql(f"{_SUSPECTS} LIMIT 1").is_empty():
+    if store.rows(f"{_SUSPECTS} LIMIT 1"):
         retries = store.sql(_RETRIES).join(requests.select("request", "number"), on="request")
         names = pl.col(NAMES).cast(pl.Categorical)
         yield retries.with_columns(names).select("number", *NAMES, "start_ns", "end_ns")
@@ -58,9 +58,9 @@ def _named(store: Store, requests: pl.DataFrame) -> Iterator[pl.DataFrame]:
 
 def _windows(store: Store, requests: pl.DataFrame) -> pl.DataFrame:
     windows = requests.select("number", "request", "start_ns", "end_ns", "first_token_ns")
-    negative = store.sql(_NEGATIVE)
-    if negative.is_empty():
+    if not store.rows(f"SELECT 1 {_REMAINDERS} LIMIT 1"):
         return windows.with_columns(negative_ns=pl.lit(None, pl.Int64))
+    negative = store.sql(_NEGATIVE)
     return windows.join(negative, on="request", how="left", maintain_order="left")
 
 
@@ -159,9 +159,10 @@ WHERE delivered AND coalesce(last_token_ns, end_ns) < coalesce(next_first_token_
 """
 
 # Remainders that came out negative (a system's parts exceed its whole), as a magnitude.
-_NEGATIVE = """
+_REMAINDERS = "FROM reported WHERE quantity = 'negative_remainder_ms' AND value <> 0"
+_NEGATIVE = f"""
 SELECT l.request, TRY_CAST(round(sum(abs(r.value)) * 1e6) AS BIGINT) AS negative_ns
-FROM reported r JOIN legs l USING (leg)
-WHERE r.quantity = 'negative_remainder_ms' AND r.value <> 0 AND l.request IS NOT NULL
+FROM (SELECT leg, value {_REMAINDERS}) r JOIN legs l USING (leg)
+WHERE l.request IS NOT NULL
 GROUP BY l.request
 """

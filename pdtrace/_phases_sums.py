@@ -33,9 +33,11 @@ def summed(cuttable: pl.DataFrame, pieces: Pieces, kinds: pl.DataFrame) -> pl.Da
         "placed_ns": np.where(stated, 0, spent),
         "bound_ns": np.where(bound, spent, 0),
     }
-    if len(head):
-        sums = {name: np.add.reduceat(values[order], head) for name, values in sums.items()}
-        weak = np.maximum.reduceat(weak[order], head)
+    sums = {name: values[order] for name, values in sums.items()}
+    weak = weak[order]
+    if 0 < len(head) < len(order):  # some request was more than once in the same kind of work
+        sums = {name: np.add.reduceat(values, head) for name, values in sums.items()}
+        weak = np.maximum.reduceat(weak, head)
     names = pl.Series([*WEAKNESS, None], dtype=pl.Categorical)  # -1 stands for unknown
     return (
         details.cast(pl.Categorical)[code[order][head]]

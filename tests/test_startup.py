@@ -41,6 +41,13 @@ def test_reading_loads_nothing_of_what_follows_it() -> None:
     assert not loaded & {"pdtrace.methods", "pdtrace.identity", "pdtrace.phases", "rich", "altair"}
 
 
+def test_what_reads_a_table_or_a_vllm_log_is_loaded_only_for_such_a_file() -> None:
+    loaded = loaded_by("from pdtrace import registry; registry.collectors()")
+    assert {"pdtrace.collectors.table", "pdtrace.collectors.vllm_log"} <= loaded
+    assert not [name for name in loaded if name.startswith("pdtrace.collectors._table")]
+    assert "pdtrace.collectors._vllm_log_reader" not in loaded
+
+
 def test_modules_are_loaded_in_another_thread_in_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

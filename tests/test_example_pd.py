@@ -21,7 +21,8 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trace]:
         pytest.skip("the tests run away from the checkout")
     folder = tmp_path_factory.mktemp("traces")
     command = [sys.executable, str(EXAMPLE / "run.py"), str(folder), "10"]
-    subprocess.run(command, check=True, timeout=300, capture_output=True)
+    done = subprocess.run(command, timeout=300, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     with Trace.read([folder]) as trace:
         yield trace
 

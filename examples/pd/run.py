@@ -35,27 +35,39 @@ def free_ports(count: int) -> list[int]:
 
 def start(folder: str) -> tuple[list[subprocess.Popen[bytes]], str]:
     """The four servers, and the router's address."""
-    ports = free_ports(4)
-    urls = [f"http://127.0.0.1:{port}" for port in ports]
-    commands = [
-        ["worker.py", role, str(port), folder] for role, port in zip(ROLES, ports, strict=False)
-    ]
-    commands.append(["router.py", str(ports[3]), folder, *urls[:3]])
-    processes = [
-        subprocess.Popen([sys.executable, str(HERE / name), *words]) for name, *words in commands
-    ]
-    for url in urls:
-        _wait(url)
-    return processes, urls[3]
+    for _ in range(5):
+        ports = free_ports(4)
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        commands = [
+            ["worker.py", role, str(port), folder] for role, port in zip(ROLES, ports, strict=False)
+        ]
+        commands.append(["router.py", str(ports[3]), folder, *urls[:3]])
+        processes = [
+            subprocess.Popen([sys.executable, str(HERE / name), *words])
+            for name, *words in commands
+        ]
+        if all(map(_up, processes, urls)):
+            return processes, urls[3]
+        stop(processes)  # somebody else took one of the ports in the meantime
+    raise SystemExit("the servers did not come up")
 
 
-def _wait(url: str) -> None:
-    for _ in range(300):
+def _up(process: subprocess.Popen[bytes], url: str) -> bool:
+    """Wait until the server answers; False where it ended instead."""
+    while process.poll() is None:
         with contextlib.suppress(httpx.TransportError):
             httpx.get(f"{url}/health", timeout=5)
-            return
+            return process.poll() is None
         time.sleep(0.1)
-    raise SystemExit(f"{url} did not come up")
+    return False
+
+
+def stop(processes: list[subprocess.Popen[bytes]]) -> None:
+    """End them, and wait until they have written what they hold."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.wait()
 
 
 async def load(url: str, seconds: float) -> int:
@@ -88,10 +100,7 @@ def main(folder: str = "traces", seconds: str = "12") -> None:
         count = asyncio.run(load(url, float(seconds)))
         print(f"{count} requests; their traces are in {folder}")
     finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait(10)
+        stop(processes)
         pdtrace.uninstrument()
 
 

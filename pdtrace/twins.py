@@ -14,26 +14,44 @@ from pdtrace.store import Store
 
 _SLACK_NS = 50_000_000  # the API server's clock and the engine's are one host's
 
-# The same name but for the random digits that an engine may put behind it, one inside the other, as long.
+# The same name but for the random digits that an engine may put behind it, one inside the other, as long. The outer
+# record may be that of a worker around the engine, which has a name of the request of its own beside the caller's
+# (Dynamo); where it counts no tokens, no other engine or worker may fit. A record that is no span is one of many
+# observers' (a request trace): it goes where a front end tells the request too, and else stays.
 _PAIRS = f"""
 CREATE OR REPLACE TEMP TABLE leg_twins AS
 WITH told AS (
-  SELECT l.leg, l.worker, l.observer, l.request_id, l.external_id, l.start_ns, l.end_ns, l.prompt_tokens, l.output_tokens,
-         s.name = '{SPAN_REQUEST}' AS inner_record
-  FROM legs l JOIN spans s ON s.trace_id = l.trace_id AND s.span_id = l.span_id
+  SELECT l.leg, l.worker, l.observer, l.role, l.request_id, l.external_id, l.start_ns, l.end_ns, l.prompt_tokens, l.output_tokens,
+         s.name IS NOT NULL AS spanned, coalesce(s.name = '{SPAN_REQUEST}', FALSE) AS inner_record
+  FROM legs l LEFT JOIN spans s ON s.trace_id = l.trace_id AND s.span_id = l.span_id
   WHERE l.external_id IS NOT NULL AND l.container IS NOT TRUE AND l.start_ns IS NOT NULL AND l.end_ns IS NOT NULL
+), inside AS (
+  SELECT *, unnest(list_distinct([request_id, regexp_replace(request_id, '-[0-9a-f]{{8}}$', '')])) AS name
+  FROM told WHERE inner_record AND observer = 'engine' AND request_id <> external_id
+), pairs AS (
+  SELECT o.leg AS outer_leg, o.worker AS outer_worker, i.leg AS inner_leg, i.worker AS inner_worker,
+         abs(i.start_ns - o.start_ns) AS away_ns, o.spanned, o.start_ns, o.end_ns, o.external_id, o.request_id,
+         o.prompt_tokens IS NOT NULL AND o.output_tokens IS NOT NULL AS counted
+  FROM told o JOIN inside i ON i.name = o.request_id
+  WHERE NOT o.inner_record AND o.observer = 'engine' AND i.external_id IN (o.external_id, o.request_id)
+    AND i.start_ns >= o.start_ns - {_SLACK_NS} AND i.end_ns <= o.end_ns + {_SLACK_NS}
+    AND i.prompt_tokens = coalesce(o.prompt_tokens, i.prompt_tokens)
+    AND i.output_tokens = coalesce(o.output_tokens, i.output_tokens)
+    AND (o.role IS NULL OR i.role IS NULL OR o.role = i.role OR 'aggregated' IN (o.role, i.role))
+), fronts AS (
+  SELECT outer_leg FROM pairs p JOIN told f USING (external_id)
+  WHERE f.observer = 'frontend' AND f.start_ns <= p.end_ns AND f.end_ns >= p.start_ns
+  UNION
+  SELECT outer_leg FROM pairs p JOIN told f USING (request_id)
+  WHERE f.observer = 'frontend' AND f.start_ns <= p.end_ns AND f.end_ns >= p.start_ns
 )
-SELECT o.leg AS outer_leg, i.leg AS inner_leg,
-       EXISTS (SELECT 1 FROM told f
-               WHERE f.inner_record AND f.observer = 'frontend' AND f.external_id = o.external_id
-                 AND f.start_ns <= o.end_ns AND f.end_ns >= o.start_ns) AS fronted
-FROM told o JOIN told i ON i.external_id = o.external_id
-WHERE i.inner_record AND NOT o.inner_record AND i.observer = 'engine' AND o.observer = 'engine'
-  AND i.request_id <> i.external_id
-  AND o.request_id IN (i.request_id, regexp_replace(i.request_id, '-[0-9a-f]{{8}}$', ''))
-  AND i.start_ns >= o.start_ns - {_SLACK_NS} AND i.end_ns <= o.end_ns + {_SLACK_NS}
-  AND i.prompt_tokens = o.prompt_tokens AND i.output_tokens = o.output_tokens
-QUALIFY row_number() OVER (PARTITION BY o.leg ORDER BY abs(i.start_ns - o.start_ns), i.leg) = 1
+SELECT outer_leg, inner_leg, fronts.outer_leg IS NOT NULL AS fronted
+FROM pairs LEFT JOIN fronts USING (outer_leg)
+WHERE spanned OR fronts.outer_leg IS NOT NULL
+QUALIFY row_number() OVER (PARTITION BY outer_leg ORDER BY away_ns, inner_leg) = 1
+  AND (counted OR (
+    min(inner_worker) OVER (PARTITION BY outer_leg) = max(inner_worker) OVER (PARTITION BY outer_leg)
+    AND min(outer_worker) OVER (PARTITION BY inner_leg, counted) = max(outer_worker) OVER (PARTITION BY inner_leg, counted)))
 """
 
 # The line with which an engine's log greets a request, long before its scheduler sees it where a step is long.
@@ -62,7 +80,7 @@ WITH pairs AS (
   SELECT DISTINCT known, other FROM pairs WHERE known <> other AND other LIKE 'instance:%'
 )
 SELECT known AS worker, 'instance' AS kind, substr(other, 10) AS value FROM distinct_pairs
-QUALIFY count(*) OVER (PARTITION BY other) = 1
+QUALIFY count(*) OVER (PARTITION BY other, known LIKE 'instance:%') = 1
 """
 # Steps without a start (log lines of a second's resolution), in the time in which others of the same worker have one.
 _STEPS = """

@@ -190,3 +190,70 @@ def test_steps_that_two_recorders_tell_count_once() -> None:
         ("w", 1, 100),
         ("w", 2, 200),
     ]
+
+
+def worker_around_an_engine(store: Store, *, frontend: bool, tokens: int | None = None) -> None:
+    """Two requests as a worker of Dynamo tells them around a recorded engine: span, request trace and scheduler."""
+    legs = []
+    for number, name in enumerate(("aaaa", "bbbb")):
+        start = EPOCH + number * 1000 * MS
+        common = {"status": "completed", "start_ns": start}
+        around = {
+            **common,
+            "observer": "engine",
+            "worker": "worker_id:7",
+            "role": "aggregated",
+            "request_id": name,
+        }
+        legs += [
+            {**around, "leg": f"span {name}", "external_id": f"load-{number}", "trace_id": name, "span_id": "w", "end_ns": start + 500 * MS, "output_tokens": tokens},
+            {**around, "leg": f"trace {name}", "external_id": name, "end_ns": start + 501 * MS},
+            {**common, "leg": f"scheduler {name}", "observer": "engine", "worker": "instance:e", "role": "aggregated", "request_id": f"{name}-0badcafe", "external_id": name,
+             "trace_id": f"own {name}", "span_id": "s", "start_ns": start + 9 * MS, "end_ns": start + 490 * MS, "prompt_tokens": 100, "output_tokens": 9},
+        ]  # fmt: skip
+        if frontend:
+            legs.append({**common, "leg": f"front {name}", "observer": "frontend", "worker": "instance:f", "request_id": name, "external_id": f"load-{number}", "end_ns": start + 510 * MS})  # fmt: skip
+        store.append("spans", [
+            {"trace_id": name, "span_id": "w", "start_ns": start, "name": "handle_payload"},
+            {"trace_id": f"own {name}", "span_id": "s", "start_ns": start, "name": "pdtrace.request"},
+        ])  # fmt: skip
+    store.append("legs", legs)
+    store.append("workers", [{"worker": w} for w in ("worker_id:7", "instance:e", "instance:f")])
+    store.append("reported", [{"leg": "trace aaaa", "quantity": "ttft_ms", "value": 9.0}])
+
+
+def test_a_worker_and_the_recorded_engine_inside_it_are_one() -> None:
+    store = Store()
+    worker_around_an_engine(store, frontend=True)
+    twins.unite(store)
+    engines = store.sql("SELECT leg, worker FROM legs WHERE observer = 'engine' ORDER BY leg").rows()  # fmt: skip
+    assert [leg for leg, _ in engines] == ["scheduler aaaa", "scheduler bbbb"]
+    assert len({worker for _, worker in engines}) == 1
+    assert store.count("workers") == 2
+    assert store.sql("SELECT leg FROM reported").item() == "scheduler aaaa"
+
+
+def test_without_a_front_end_the_workers_span_keeps_its_window() -> None:
+    store = Store()
+    worker_around_an_engine(store, frontend=False)
+    twins.unite(store)
+    seen = store.sql("SELECT leg, observer FROM legs WHERE leg LIKE '%aaaa' ORDER BY leg").rows()
+    assert seen == [("scheduler aaaa", "engine"), ("span aaaa", "frontend"), ("trace aaaa", "engine")]  # fmt: skip
+
+
+def test_two_engines_under_one_name_are_not_guessed_between() -> None:
+    """The same ids at the same time in two deployments, and nothing counted on the outside."""
+    store = Store()
+    worker_around_an_engine(store, frontend=True)
+    again = store.sql("SELECT * REPLACE ('other ' || leg AS leg, 'instance:e2' AS worker, 'other ' || trace_id AS trace_id) FROM legs WHERE leg LIKE 'scheduler%'")  # fmt: skip
+    store.append("legs", again)
+    store.append("spans", [{"trace_id": f"other own {n}", "span_id": "s", "start_ns": EPOCH, "name": "pdtrace.request"} for n in ("aaaa", "bbbb")])  # fmt: skip
+    twins.unite(store)
+    assert store.sql("SELECT count(*) FROM legs WHERE observer = 'engine'").item() == 8
+
+
+def test_tokens_that_differ_are_another_request() -> None:
+    store = Store()
+    worker_around_an_engine(store, frontend=True, tokens=8)
+    twins.unite(store)
+    assert "span aaaa" in set(store.sql("SELECT leg FROM legs")["leg"])

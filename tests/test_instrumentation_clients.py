@@ -78,24 +78,24 @@ def kept() -> Iterator[Kept]:
 
 
 def with_httpx(url: str) -> bytes:
-    return httpx.post(url, json={"model": "m", "stream": True}).content
+    return httpx.post(url, json={"model": "m", "stream": True}, timeout=60).content
 
 
 def with_async_httpx(url: str) -> bytes:
     async def run() -> bytes:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             return (await client.post(url, json={"model": "m", "stream": True})).content
 
     return asyncio.run(run())
 
 
 def with_httpx2(url: str) -> bytes:
-    return httpx2.post(url, json={"model": "m", "stream": True}).content
+    return httpx2.post(url, json={"model": "m", "stream": True}, timeout=60).content
 
 
 def with_async_httpx2(url: str) -> bytes:
     async def run() -> bytes:
-        async with httpx2.AsyncClient() as client:
+        async with httpx2.AsyncClient(timeout=60) as client:
             return (await client.post(url, json={"model": "m", "stream": True})).content
 
     return asyncio.run(run())

@@ -30,7 +30,7 @@ from starlette.routing import Route
 
 import pdtrace
 from pdtrace import instrumentation as pdt
-from pdtrace.instrumentation import aiohttp_client, encode, httpx_client, requests
+from pdtrace.instrumentation import aiohttp_client, encode, engine_steps, httpx_client, requests
 from pdtrace.instrumentation.asgi import PdtraceMiddleware
 from pdtrace.instrumentation.engine_steps import RUN_STEPS, Steps
 from pdtrace.instrumentation.event_streams import EventStream
@@ -119,7 +119,7 @@ def test_requests_that_wait_take_little_room() -> None:
 
     class Stuck(Kept):
         def export(self, batch: Any, dropped: int) -> None:
-            let_go.wait(20)
+            let_go.wait()
 
     recorder = Recorder(Stuck, interval_s=0.01)
     waiting = []
@@ -136,8 +136,11 @@ def test_requests_that_wait_take_little_room() -> None:
     recorder.close()
 
 
-def test_engine_steps_that_wait_are_bounded_by_the_memory_they_take() -> None:
+def test_engine_steps_that_wait_are_bounded_by_the_memory_they_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A few runs of a large batch are as much as thousands of requests; what they are taken for is about true."""
+    monkeypatch.setattr(engine_steps, "RUN_NS", 10**18)  # a run is as long as it has steps
     limit, exporter = 2 << 20, Kept()
     recorder = Recorder(lambda: exporter, queue_bytes=limit)
     recorder._thread = threading.current_thread()  # none that drains
@@ -375,14 +378,14 @@ def slow() -> Iterator[int]:
             connection.sendall(
                 b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + EVENT
             )
-            over.wait(20)
+            over.wait()
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve, args=(listener,), daemon=True)
         thread.start()
         yield int(listener.getsockname()[1])
         over.set()
-        thread.join(20)
+        thread.join()
 
 
 @pytest.mark.parametrize("library", ["httpx", "aiohttp"])

@@ -257,3 +257,22 @@ def test_tokens_that_differ_are_another_request() -> None:
     worker_around_an_engine(store, frontend=True, tokens=8)
     twins.unite(store)
     assert "span aaaa" in set(store.sql("SELECT leg FROM legs")["leg"])
+
+
+def test_a_real_worker_of_dynamo_with_a_recorded_vllm_inside() -> None:
+    """Dynamo, its request trace, vLLM and pdtrace tell the same two requests of one engine."""
+    store = Store()
+    ingest([str(REAL.parents[1] / "dynamo_vllm")], store)
+    requests = store.sql("SELECT external_id, mode, prompt_tokens, output_tokens, outcome FROM requests ORDER BY 1").rows()  # fmt: skip
+    assert requests == [
+        ("load-0", "aggregated", 311, 25, "completed"),
+        ("load-3", "aggregated", 525, 12, "completed"),
+    ]
+    assert store.sql("SELECT role FROM workers ORDER BY 1").rows() == [("aggregated",), ("frontend",)]  # fmt: skip
+    assert store.sql("SELECT count(DISTINCT deployment) FROM deployments").item() == 1
+    engines = store.sql("SELECT count(*), count(DISTINCT request) FROM legs WHERE observer = 'engine' AND container IS NOT TRUE").rows()  # fmt: skip
+    assert engines == [(2, 2)]
+    # All 16 requests of the run are in the steps.
+    assert store.sql("SELECT sum(prefill_tokens), sum(decode_tokens) FROM steps").rows() == [(5232, 315)]  # fmt: skip
+    details = set(store.sql("SELECT DISTINCT detail FROM phases WHERE basis = 'measured'")["detail"])  # fmt: skip
+    assert {"prefill_queue", "prefill_exec", "decode_wall"} <= details

@@ -3,11 +3,14 @@
 DuckDB reads Arrow where it lies. In a store in memory such rows take less room than in a table, and nothing is copied;
 beside a file that goes with its process this holds for what is made last and read at once (measured on 14 million rows:
 writing them took 10 s of CPU).
+Legs stay so until identity has named their requests: those who ask for them afterwards are faster with a table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import duckdb
 import polars as pl
@@ -16,7 +19,7 @@ import pyarrow as pa
 from pdtrace import library
 
 TABLES = frozenset(
-    {"intervals", "reported", "observations", "phases", "phase_sums", "partition_checks"}
+    {"legs", "intervals", "reported", "observations", "phases", "phase_sums", "partition_checks"}
 )
 BESIDE_FILES = frozenset({"phases", "phase_sums", "partition_checks"})  # of a process's own file
 LEAST_ROWS = 20_000  # below, a table costs nothing
@@ -32,6 +35,7 @@ class Aside:
         self._parts: dict[str, list[pa.Table]] = {}
         self._kept: dict[str, int] = {}
         self._changed: set[str] = set()
+        self._moving: dict[str, Future[None]] = {}
 
     def copy(self) -> Aside:
         """The same batches, for a connection to which they are shown."""
@@ -57,6 +61,45 @@ class Aside:
         slices = pa.Table.from_batches(rows.to_batches(max_chunksize=_SCAN_ROWS), rows.schema)
         self._parts.setdefault(table, []).append(slices)
         self._changed.add(table)
+
+    def frame(
+        self, connection: duckdb.DuckDBPyConnection, table: str, kinds: Mapping[str, Any]
+    ) -> pl.DataFrame:
+        """All rows of a table, with columns of these kinds; those that its table had lie here too from now on."""
+        name = f"{self.place}.{table}"
+        rest = connection.sql(f"FROM {name}").to_arrow_table()
+        if rest.num_rows:
+            self.add(table, rest)
+            connection.execute(f"DELETE FROM {name}")
+        return pl.concat(
+            pl.DataFrame(pl.from_arrow(rows)).select(
+                (pl.col(name) if name in rows.column_names else pl.lit(None)).cast(kind).alias(name)
+                for name, kind in kinds.items()
+            )
+            for rows in self._parts[table]
+        )
+
+    def put(self, table: str, rows: pa.Table) -> None:
+        """These rows in place of all that are here."""
+        self._parts[table] = []
+        self.add(table, rows)
+
+    def move(self, table: str, write: Callable[[pa.Table], None]) -> None:
+        """Begin to write a table's rows into it, in another thread; moved() waits for it."""
+
+        def write_all() -> None:
+            for rows in self._parts[table]:
+                write(rows)
+
+        pool = ThreadPoolExecutor(1, "pdtrace-aside")
+        self._moving[table] = pool.submit(write_all)
+        pool.shutdown(wait=False)
+
+    def moved(self, connection: duckdb.DuckDBPyConnection, tables: Iterable[str]) -> None:
+        """Wait until those of these tables that are being written are; their names mean them alone again."""
+        for table in self._moving.keys() & set(tables):
+            self._moving.pop(table).result()
+            self.pop(connection, table)
 
     def pop(self, connection: duckdb.DuckDBPyConnection, table: str) -> list[pa.Table]:
         """Hand out the batches of a table; its name means the table alone again."""

@@ -75,9 +75,11 @@ def _nearest(pairs: pl.DataFrame) -> pl.DataFrame:
             & (pl.col("lo") <= pl.coalesce("t_hi", "t_lo") + NEAR_NS)
         )
     )
+    pairs = pairs.filter(fits & (pl.col("n") != pl.col("t")))
+    if not pairs["n"].is_duplicated().any():
+        return pairs
     return (
-        pairs.filter(fits & (pl.col("n") != pl.col("t")))
-        .with_columns((pl.col("lo") - pl.col("t_lo")).abs().alias("away"))
+        pairs.with_columns((pl.col("lo") - pl.col("t_lo")).abs().alias("away"))
         .sort("n", "away", "t_leg", nulls_last=True)
         .unique("n", keep="first")
     )
@@ -90,7 +92,11 @@ def same_span(legs: pl.DataFrame) -> pl.DataFrame:
     )
     if spans.height == 0:
         return no_edges()
-    twins = spans.filter(pl.len().over("trace_id", "span_id") > 1).sort(
+    # By hashes first: hardly any span is there twice.
+    twins = spans.filter(pl.col("trace_id").hash(1).xor(pl.col("span_id").hash()).is_duplicated())
+    if twins.height == 0:
+        return no_edges()
+    twins = twins.filter(pl.len().over("trace_id", "span_id") > 1).sort(
         "trace_id", "span_id", "lo", "leg"
     )
     span = ("trace_id", "span_id")
@@ -190,12 +196,20 @@ def id_keys(legs: pl.DataFrame) -> pl.DataFrame:
 
 def between_trees(keys: pl.DataFrame, tree: Ints) -> pl.DataFrame:
     """Without the ids that only legs of one call tree bear: the tree has joined what they could join."""
-    trees = keys.with_columns(pl.Series("tree", tree[keys["n"].to_numpy()]))
+    trees = keys.select("k", (pl.col("kind") != "id").alias("named")).with_columns(
+        pl.Series("tree", tree[keys["n"].to_numpy()])
+    )
     several = (
         trees.group_by("k")
-        .agg((pl.col("tree").min() < pl.col("tree").max()) | (pl.col("kind") != "id").any())
-        .filter("tree")
+        .agg(
+            pl.col("tree").min().alias("low"),
+            pl.col("tree").max().alias("high"),
+            pl.col("named").any(),
+        )
+        .filter((pl.col("low") < pl.col("high")) | pl.col("named"))
     )
+    if several.height == 0:
+        return keys.clear()
     return keys.join(several.select("k"), on="k", how="semi", maintain_order="left")
 
 

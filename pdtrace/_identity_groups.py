@@ -111,19 +111,27 @@ def _children(legs: pl.DataFrame, parent: Ints, outer: Ints) -> pl.DataFrame:
     ).with_columns(
         pl.Series("family", outer), pl.Series("hop", np.where(parent == outer, -1, parent))
     )  # fmt: skip
-    frame = frame.filter((pl.col("family") >= 0) & ~pl.col("container"))
-    frame = _fronts(frame)
-    frame = frame.filter(pl.len().over("family") > 1)
+    brood = np.bincount(outer[(outer >= 0) & ~legs["container"].to_numpy()], minlength=legs.height)
+    frame = _fronts(frame, pl.Series(brood[np.maximum(outer, 0)] > 1))
     engine = (pl.col("obs") == ENGINE) | pl.col("fronts")
     return frame.with_columns(
         (engine & pl.col("plike")).alias("prefill"), (engine & ~pl.col("plike")).alias("decode")
     ).sort("family", "lo", "leg", nulls_last=True)
 
 
-def _fronts(frame: pl.DataFrame) -> pl.DataFrame:
-    """Column `fronts`: legs that lead to one engine's leg only (its API server) stand for it: its role, its part."""
+def _fronts(frame: pl.DataFrame, several: pl.Series) -> pl.DataFrame:
+    """The rows that have siblings, with a column `fronts`.
+
+    Legs that lead to one engine's leg only (its API server) stand for it: its role, its part.
+    """
+    real = (frame["family"] >= 0) & ~frame["container"]
+    siblings = frame.filter(real & several)
+    if siblings.height == 0:
+        return siblings.with_columns(pl.lit(value=False).alias("fronts"))
     below = (
-        frame.group_by("family")
+        frame.filter(real)
+        .join(siblings.select(pl.col("n").alias("family")), on="family", how="semi")
+        .group_by("family")
         .agg(
             (pl.len() == 1).alias("fronts"),
             (pl.col("obs") == ENGINE).all().alias("engines"),
@@ -134,7 +142,7 @@ def _fronts(frame: pl.DataFrame) -> pl.DataFrame:
         .select(pl.col("family").alias("n"), "fronts", "plike_below", "role_below")
     )
     return (
-        frame.join(below, on="n", how="left", maintain_order="left")
+        siblings.join(below, on="n", how="left", maintain_order="left")
         .with_columns(
             pl.col("fronts").fill_null(value=False),
             pl.coalesce("plike_below", "plike").alias("plike"),

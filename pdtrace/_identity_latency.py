@@ -31,11 +31,12 @@ DEFINITIONS = {
     "engine": "engine: request arrived -> first token made",
 }
 _COLUMNS = (
-    "leg, source, worker, deployment, request, observer, role, role_basis, trace_id,"
-    " external_id, session, turn, attempt, stream, clock, start_ns, first_token_ns, last_token_ns,"
-    " end_ns, tenant, route, streaming, resolution_ns, ttft_ms, e2e_ms, tpot_ms, ttft_definition, first_token_delivered,"
-    " model, prompt_tokens, cached_tokens, output_tokens, max_tokens, status, error, note"
-)
+    "leg", "source", "worker", "deployment", "request", "observer", "role", "role_basis", "trace_id",
+    "external_id", "session", "turn", "attempt", "stream", "clock", "start_ns", "first_token_ns",
+    "last_token_ns", "end_ns", "tenant", "route", "streaming", "resolution_ns", "ttft_ms", "e2e_ms", "tpot_ms",
+    "ttft_definition", "first_token_delivered", "model", "prompt_tokens", "cached_tokens", "output_tokens",
+    "max_tokens", "status", "error", "note", "container",
+)  # fmt: skip
 _JUDGED = ("r", "row", "request", "worker", "observer", "status", "failed", "plike", "duty")
 _TOLD = (
     "r", "request", "deployment", "leg", "begin", "first", "finish", "first_token_ns", "last_token_ns", "end_ns",
@@ -49,9 +50,12 @@ _FIRST_KNOWN = (
 
 def build(store: Store) -> None:
     """Fill requests, observations, roles of legs and workers, mode and headline of deployments."""
-    legs = narrow(store, _COLUMNS, "request IS NOT NULL AND container IS NOT TRUE")
+    legs = narrow(store, _COLUMNS, of_requests=True)
+    names = store.kept_aside("legs")
+    counted = _counted(store)
     legs, inferred = with_roles(prepared(legs))
     legs = with_fronts(legs, _carried(store, legs))
+    store.settle_behind("legs")
     observers = {name: observed(legs, name) for name in OBSERVERS}
     requests = gathered(legs, observers)
     found = _found_for_prompts(legs)
@@ -59,7 +63,7 @@ def build(store: Store) -> None:
     legs = legs.select(_JUDGED)
     observers = {name: timed(o.select(_TOLD), requests) for name, o in observers.items()}
     requests = _told_by_routers(store, requests)
-    requests = _attempts(store, requests, legs)
+    requests = _attempts(requests, legs, counted)
     requests = _cached_for_prompts(with_mode(requests), found)
     halves = lone_halves(legs, requests)
     observers["engine"] = _without_wholes(observers["engine"], halves)
@@ -70,7 +74,7 @@ def build(store: Store) -> None:
     requests = with_headline(requests, observations, headlines)
     store.replace("requests", requests.select(_REQUEST_COLUMNS))
     store.replace("observations", observations.drop("r"))
-    _write_roles(store, inferred, legs, requests)
+    _write_roles(store, inferred, names, legs, requests)
     _write_modes(store, requests, headlines)
 
 
@@ -229,13 +233,20 @@ def _told_by_routers(store: Store, requests: pl.DataFrame) -> pl.DataFrame:
     ).drop("p", "d", "a", "w")
 
 
-def _attempts(store: Store, requests: pl.DataFrame, legs: pl.DataFrame) -> pl.DataFrame:
+def _counted(store: Store) -> pl.DataFrame:
+    """Attempts of requests as their legs and hops count them: request, counted."""
+    if (kept := store.kept_aside("legs")) is None:
+        return store.sql(
+            """SELECT request, max(attempt) + 1 AS counted FROM legs
+               WHERE attempt > 0 AND request IS NOT NULL GROUP BY request"""
+        )
+    tried = kept.select("request", "attempt").filter(pl.col("attempt") > 0).drop_nulls("request")
+    return tried.group_by("request").agg((pl.col("attempt").max() + 1).alias("counted"))
+
+
+def _attempts(requests: pl.DataFrame, legs: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
     """Attempts as counted by any leg or hop, else failed legs before the one that answered."""
     requests = requests.with_columns(pl.lit(1, pl.Int64).alias("attempts"))
-    counted = store.sql(
-        """SELECT request, max(attempt) + 1 AS counted FROM legs
-           WHERE attempt > 0 AND request IS NOT NULL GROUP BY request"""
-    )
     failed = pl.col("failed") & (pl.col("status") == "failed")
     engine = legs.filter(pl.col("observer") == "engine")
     if engine["failed"].any():
@@ -409,24 +420,33 @@ def with_headline(
 def _carried(store: Store, legs: pl.DataFrame) -> pl.DataFrame:
     """Front ends and the engine's legs right below them; none where only one front end is there."""
     fronts = legs.filter(pl.col("observer") == "frontend")["worker"].drop_nulls()
-    few = "false" if fronts.n_unique() < 2 else "true"
-    return store.sql(
-        f"""SELECT f.rowid AS row, e.rowid AS row_below
-            FROM legs f JOIN legs e ON e.trace_id = f.trace_id AND e.parent_span_id = f.span_id AND e.request = f.request
-            WHERE {few} AND f.observer = 'frontend' AND e.observer = 'engine'
-              AND f.container IS NOT TRUE AND e.container IS NOT TRUE"""
+    if fronts.n_unique() < 2:
+        return pl.DataFrame(schema={"row": pl.Int64, "row_below": pl.Int64})
+    columns = ("observer", "trace_id", "span_id", "parent_span_id", "request")
+    rows = narrow(store, columns, of_requests=True)
+    above = rows.filter(pl.col("observer") == "frontend").drop("observer", "parent_span_id")
+    below = rows.filter(pl.col("observer") == "engine").select(
+        "trace_id", "request", row_below="row", span_id="parent_span_id"
     )
+    return above.join(below, on=["trace_id", "span_id", "request"]).select("row", "row_below")
 
 
 def _write_roles(
-    store: Store, inferred: pl.DataFrame, legs: pl.DataFrame, requests: pl.DataFrame
+    store: Store,
+    inferred: pl.DataFrame,
+    kept: pl.DataFrame | None,
+    legs: pl.DataFrame,
+    requests: pl.DataFrame,
 ) -> None:
-    """Inferred roles of legs, and of workers from what their requests showed."""
+    """Inferred roles of legs (`kept`: as they lay aside), and of workers from what their requests showed."""
     if inferred.height:
+        same = "legs.rowid = d.row"
+        if kept is not None:
+            inferred = inferred.with_columns(kept["leg"].gather(inferred["row"]).alias("leg"))
+            same = "legs.leg = d.leg"
         store.connection.register("_duties", inferred.to_arrow())
         store.execute(
-            """UPDATE legs SET role = d.duty, role_basis = 'inferred'
-               FROM _duties d WHERE legs.rowid = d.row"""
+            f"UPDATE legs SET role = d.duty, role_basis = 'inferred' FROM _duties d WHERE {same}"
         )
         store.connection.unregister("_duties")
     duty = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import polars as pl
 
 from pdtrace import _rotated
@@ -12,11 +14,12 @@ ENGINE = OBSERVERS.index("engine")
 CLIENT = OBSERVERS.index("client")
 NEAR_NS = 60 * 10**9  # legs further apart are never one request
 _COLUMNS = (
-    "leg, source, record, worker, observer, role, container, trace_id, span_id, parent_span_id, request_id,"
-    " external_id, remote_id, bootstrap_room, transfer_id, row_index, id_prefix, attempt, stream,"
-    " clock, clock_start_ns, start_ns, end_ns, first_token_ns, last_token_ns, resolution_ns,"
-    " e2e_ms, prompt_tokens, output_tokens, max_tokens, status"
-)
+    "leg", "source", "record", "worker", "observer", "role", "container", "trace_id", "span_id", "parent_span_id",
+    "request_id", "external_id", "remote_id", "bootstrap_room", "transfer_id", "row_index", "id_prefix", "attempt",
+    "stream", "clock", "clock_start_ns", "start_ns", "end_ns", "first_token_ns", "last_token_ns", "resolution_ns",
+    "e2e_ms", "prompt_tokens", "output_tokens", "max_tokens", "status",
+)  # fmt: skip
+_SAMPLE = 1000  # rows that show which columns may say the same of all
 
 
 def load(store: Store) -> pl.DataFrame:
@@ -33,25 +36,40 @@ def load(store: Store) -> pl.DataFrame:
     return legs.with_columns(pl.col("part").replace(rotated)) if rotated else legs
 
 
-def narrow(store: Store, columns: str, which: str = "true") -> pl.DataFrame:
-    """rowid as `row` and columns of legs; one that says the same of all of them takes no memory.
+def narrow(store: Store, columns: Sequence[str], *, of_requests: bool = False) -> pl.DataFrame:
+    """These columns of legs, and `row`: rowid, or the place among legs that are kept aside.
 
-    In a table of a million requests most columns are empty or constant.
+    `of_requests`: only those that are no hops and have a request.
     """
-    kinds = store.sql(f"SELECT rowid AS row, {columns} FROM legs LIMIT 0").schema
-    names = [name for name in kinds if name != "row"]
-    said = ", ".join(f"count({name}), min({name}), max({name})" for name in names)
-    ((total, *seen),) = store.rows(f"SELECT count(*), {said} FROM legs WHERE {which}")
+    kept = store.kept_aside("legs")
+    if kept is None:
+        which = "request IS NOT NULL AND container IS NOT TRUE" if of_requests else "true"
+        return _from_table(store, columns, which)
+    real = kept["request"].is_not_null() & ~kept["container"].fill_null(value=False)
+    kept = kept.with_row_index("row").select(pl.col("row").cast(pl.Int64), *columns)
+    return kept.filter(real) if of_requests and not real.all() else kept
+
+
+def _from_table(store: Store, columns: Sequence[str], which: str) -> pl.DataFrame:
+    """What says the same of all legs takes no memory: of a million requests most columns are empty or constant."""
+    found = store.sql(f"SELECT {', '.join(columns)} FROM legs WHERE {which} LIMIT {_SAMPLE}")
+    alike = [name for name in columns if found[name].n_unique() <= 1]
+    said = ", ".join(f"count({name}), min({name}), max({name})" for name in alike)
+    ((total, *seen),) = store.rows(
+        f"SELECT {', '.join(filter(None, ['count(*)', said]))} FROM legs WHERE {which}"
+    )
     same = {
         name: low
-        for name, count, low, high in zip(names, seen[::3], seen[1::3], seen[2::3], strict=True)
+        for name, count, low, high in zip(alike, seen[::3], seen[1::3], seen[2::3], strict=True)
         if count == 0 or (count == total and low == high)
     }
-    others = ", ".join(["rowid AS row", *(name for name in names if name not in same)])
+    others = ", ".join(["rowid AS row", *(name for name in columns if name not in same)])
     return (
         store.sql(f"SELECT {others} FROM legs WHERE {which}")
-        .with_columns(pl.lit(value, dtype=kinds[name]).alias(name) for name, value in same.items())
-        .select(kinds.names())
+        .with_columns(
+            pl.lit(value, dtype=found.schema[name]).alias(name) for name, value in same.items()
+        )
+        .select("row", *columns)
     )
 
 
@@ -83,7 +101,10 @@ def described(legs: pl.DataFrame) -> pl.DataFrame:
             ).alias("plike"),
             failed.alias("failed"),
             pl.col("source").alias("part"),
-            (pl.col("trace_id").is_not_null() & pl.col("trace_id").is_duplicated()).alias("traced"),
+            # By hashes: two traces of one hash are only looked at in vain.
+            (pl.col("trace_id").is_not_null() & pl.col("trace_id").hash().is_duplicated()).alias(
+                "traced"
+            ),
         )
         .with_row_index("n")
         .with_columns(pl.col("n").cast(pl.Int64))
@@ -92,10 +113,14 @@ def described(legs: pl.DataFrame) -> pl.DataFrame:
 
 def weak() -> pl.Expr:
     """Whether the name of a leg's worker is one that several processes may bear."""
-    name = pl.col("worker")
-    return name.is_null() | name.str.contains(r"^(service|address|unknown):")
+    return pl.col("worker").is_null() | _named("service:", "address:", "unknown:")
 
 
 def loose() -> pl.Expr:
     """Whether the worker may be one that another source knows by a better name."""
-    return weak() | pl.col("worker").str.contains("^(file|pid):")
+    return weak() | _named("file:", "pid:")
+
+
+def _named(*kinds: str) -> pl.Expr:
+    """Whether the worker's name begins so; a pattern takes several times as long."""
+    return pl.any_horizontal(pl.col("worker").str.starts_with(kind) for kind in kinds)

@@ -27,6 +27,10 @@ def rename(store: Store, names: Mapping[str, str], *, skip: Iterable[str] = ("wo
     for table, column in _worker_columns(store):
         if table in left_out:
             continue
+        if table == "legs" and (kept := store.kept_aside("legs")) is not None:
+            renamed = pl.col(column).replace(dict(names))
+            store.keep_aside("legs", kept.with_columns(renamed))
+            continue
         store.execute(
             f"UPDATE {table} SET {column} = r.new FROM _renamed r WHERE {table}.{column} = r.old"
         )
@@ -34,11 +38,12 @@ def rename(store: Store, names: Mapping[str, str], *, skip: Iterable[str] = ("wo
 
 
 def _worker_columns(store: Store) -> list[tuple[str, str]]:
+    """Tables with rows, by what DuckDB knows, and their columns of worker ids."""
     wanted = ", ".join(f"'{name}'" for name in WORKER_COLUMNS)
     return store.connection.sql(
         f"""SELECT c.table_name, c.column_name FROM duckdb_columns() c
             JOIN duckdb_tables() t USING (database_name, schema_name, table_name)
-            WHERE c.column_name IN ({wanted}) AND t.estimated_size > 0
+            WHERE c.column_name IN ({wanted}) AND (t.estimated_size > 0 OR c.table_name = 'legs')
             ORDER BY ALL"""
     ).fetchall()
 

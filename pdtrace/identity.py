@@ -111,7 +111,9 @@ def request_names(legs: pl.DataFrame, label: Ints) -> pl.Series:
     single = real.filter(~shared).select("label", "name", "lo", "leg")
     several = _outermost(real.filter(shared)).select("label", "name", "lo", "leg")
     named = pl.concat([single, several])
-    repeated = named["name"].is_duplicated()
+    repeated = named["name"].hash().is_duplicated()
+    if repeated.any():
+        repeated = named["name"].is_duplicated()
     if not repeated.any() and named.height == rows.height:
         return rows["name"]  # every leg is a request of its own
     twice = named.filter(repeated).sort("name", "lo", "leg", nulls_last=True)
@@ -135,9 +137,14 @@ def _outermost(rows: pl.DataFrame) -> pl.DataFrame:
     """
     order = ["label", "bare", "obs", "own", "lo"]
     rows = rows.with_columns(pl.col("external_id").is_null().alias("bare"))
-    first = rows.select(order).sort(order, nulls_last=True).unique("label", keep="first")
-    best = rows.join(first, on=order, nulls_equal=True)
-    if best.height > first.height:  # texts are compared only where nothing else decides
+    ordered = rows.select(*order, at=pl.int_range(pl.len())).sort(order, nulls_last=True)
+    new = pl.col("label").ne_missing(pl.col("label").shift())
+    other = pl.any_horizontal(pl.col(c).ne_missing(pl.col(c).shift()) for c in order)
+    marked = ordered.select("at", new.alias("new"), other.cum_sum().alias("place"))
+    leading = pl.when("new").then("place").forward_fill()  # of those alike that stand first
+    first = marked.filter(pl.col("place") == leading)
+    best = rows[first["at"]]
+    if first.height > marked["new"].sum():  # texts are compared only where nothing else decides
         best = best.sort("label", "leg").unique("label", keep="first", maintain_order=True)
     return best
 
@@ -151,7 +158,11 @@ def _placed(
 
 
 def _write_legs(store: Store, legs: pl.DataFrame, of_leg: pl.Series, request: pl.Series) -> None:
-    frame = legs.select("row").with_columns(of_leg.alias("deployment"), request.alias("request"))
+    named = (of_leg.alias("deployment"), request.alias("request"))
+    if (kept := store.kept_aside("legs")) is not None:
+        store.keep_aside("legs", kept.with_columns(named))
+        return
+    frame = legs.select("row").with_columns(named)
     store.connection.register("_joined", frame.to_arrow())
     store.execute(
         """UPDATE legs SET deployment = j.deployment, request = j.request
@@ -162,7 +173,9 @@ def _write_legs(store: Store, legs: pl.DataFrame, of_leg: pl.Series, request: pl
 
 def _write_edges(store: Store, legs: pl.DataFrame, found: pl.DataFrame) -> None:
     leg = legs["leg"]
-    found = found.unique()  # legs are still numbers
+    pair = found["a"] * legs.height + found["b"]  # legs are still numbers
+    if (again := pair.is_duplicated()).any():
+        found = pl.concat([found.filter(~again), found.filter(again).unique()])
     frame = pl.DataFrame(
         {
             "leg_a": leg.gather(found["a"]),

@@ -53,7 +53,9 @@ _POLARS: dict[str, Any] = {
 
 
 _WORD = re.compile(r"\w+")
-_WRITES = ("insert", "update", "delete", "alter", "drop", "truncate")
+_WRITTEN = re.compile(
+    r"\b(?:insert into|update|delete from|(?:alter|drop|truncate) (?:table )?(?:if exists )?)\s*(?:\w+\.)*(\w+)"
+)  # the tables that statements change
 
 
 Asked = tuple[str, Mapping[str, object]]  # a query and its parameters
@@ -117,6 +119,7 @@ class Store:
 
     def close(self) -> None:
         """Close the connection; a file is checkpointed by DuckDB."""
+        self._aside.moved(self.connection, aside.TABLES)
         self.connection.close()
 
     def execute(self, statement: str, parameters: Sequence[object] | None = None) -> None:
@@ -153,6 +156,7 @@ class Store:
 
     def stretches(self, table: str, columns: Sequence[str], rows: int) -> Iterator[pl.DataFrame]:
         """These columns of a table, so many rows at a time; batches kept aside come as they are, not copied."""
+        self._aside.moved(self.connection, [table])
         place = f"{self._aside.place}.{table}" if table in self._aside.names() else table
         wanted = ", ".join(columns)
         last = self.scalar(f"SELECT coalesce(max(rowid), -1) FROM {place}")
@@ -181,10 +185,12 @@ class Store:
         if frame.num_rows == 0:
             return 0
         self._check(table, frame, columns)
+        self._aside.moved(self.connection, [table])
         if table in self._kept_aside() and frame.num_rows >= aside.LEAST_ROWS:
             self._aside.add(table, frame)
         else:
-            self._insert(table, frame)
+            place = f"{self._aside.place}.{table}" if table in self._aside.names() else table
+            _insert(self.connection, place, frame)
         return int(frame.num_rows)
 
     def _kept_aside(self) -> frozenset[str]:
@@ -197,15 +203,23 @@ class Store:
         ((name,),) = self.connection.execute("SELECT current_database()").fetchall()
         return '"' + str(name).replace('"', '""') + '".main'
 
-    def _insert(self, table: str, frame: pa.Table) -> None:
-        place = f"{self._aside.place}.{table}" if table in self._aside.names() else table
-        names = ", ".join(f'"{name}"' for name in frame.column_names)
-        # The name `batch_rows` is found by DuckDB's replacement scan of local variables.
-        batch_rows = frame  # noqa: F841
-        try:
-            self.connection.execute(f"INSERT INTO {place} ({names}) SELECT {names} FROM batch_rows")
-        except duckdb.ConversionException as error:
-            raise SchemaMismatch(f"table {table}: {_first_line(error)}") from error
+    def kept_aside(self, table: str) -> pl.DataFrame | None:
+        """All rows of a table, when large batches of it are kept aside: nothing is copied."""
+        self._aside.moved(self.connection, [table])
+        if table not in self._aside.names():
+            return None
+        kinds = {c.name: _POLARS[c.type] for c in library.tables()[table].columns}
+        return self._aside.frame(self.connection, table, kinds)
+
+    def keep_aside(self, table: str, rows: pl.DataFrame) -> None:
+        """Put these rows in place of those that kept_aside() gave."""
+        self._aside.put(table, _arrow(rows, {}))
+
+    def settle_behind(self, table: str) -> None:
+        """Begin to put rows kept aside into their table; who names the table from now on waits until it is done."""
+        if table in self._aside.names():
+            cursor, place = self.connection.cursor(), f"{self._aside.place}.{table}"
+            self._aside.move(table, lambda rows: _insert(cursor, place, rows))
 
     def replace(self, table: str, batch: object) -> int:
         """Put these rows in place of all that the table has."""
@@ -214,6 +228,7 @@ class Store:
 
     def clear(self, table: str) -> None:
         """Remove all rows of a table."""
+        self._aside.moved(self.connection, [table])
         self._aside.pop(self.connection, table)
         self.connection.execute(f"DELETE FROM {table}")
 
@@ -267,14 +282,15 @@ class Store:
         """Make what a statement names: views and findings that wait, rows that were kept aside."""
         if not self._waiting and not self._aside.names():
             return
-        words = _WORD.findall(statement.lower())
-        if words and words[0] in _WRITES:
-            self._settle_aside(words)
-        self._make(words)
+        text = statement.lower()
+        if changed := aside.TABLES.intersection(_WRITTEN.findall(text)):
+            self.settle_aside(*changed)
+        self._make(_WORD.findall(text))
 
     def _make(self, names: Iterable[str]) -> None:
         """Create these views and findings and what they read, unless they are there."""
         wanted = set(names).union(*map(library.below, names))
+        self._aside.moved(self.connection, wanted)
         self._aside.show(self.connection, wanted)
         if not wanted & self._waiting:
             return
@@ -288,15 +304,13 @@ class Store:
             _ahead.create(self.connection, query)
         self._waiting -= wanted
 
-    def _settle_aside(self, tables: Iterable[str]) -> None:
-        """Put the rows kept aside into these tables."""
-        for table in self._aside.names().intersection(tables):
+    def settle_aside(self, *tables: str) -> None:
+        """Put the rows that were kept aside into these tables, all without names: each connection sees them then."""
+        names = tables or aside.TABLES
+        self._aside.moved(self.connection, names)
+        for table in self._aside.names().intersection(names):
             for rows in self._aside.pop(self.connection, table):
-                self._insert(table, rows)
-
-    def settle_aside(self) -> None:
-        """Put every row that was kept aside into its table, so that each connection sees it without help."""
-        self._settle_aside(library.tables())
+                _insert(self.connection, table, rows)
 
     def beside(self) -> Store:
         """The same tables for another thread, as they are now; what is appended large is not seen by the other."""
@@ -312,6 +326,7 @@ class Store:
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         """Another connection to the same tables, for another thread or an unfinished result."""
+        self._aside.moved(self.connection, aside.TABLES)
         cursor = self.connection.cursor()
         self._aside.show_all(cursor)
         return cursor
@@ -459,7 +474,7 @@ class Store:
         tables of this store, no files, no settings, no variables of this program.
         """
         self._make(self._waiting)
-        self._settle_aside(library.tables())  # a user's statement has no access to anything outside
+        self.settle_aside()  # a user's statement has no access to anything outside
         try:
             statements = duckdb.extract_statements(text)
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
@@ -488,6 +503,17 @@ def is_store(path: str | Path) -> bool:
             return Path(path).is_file() and stream.read(12)[8:] == b"DUCK"
     except (OSError, ValueError):
         return False
+
+
+def _insert(connection: duckdb.DuckDBPyConnection, place: str, frame: pa.Table) -> None:
+    names = ", ".join(f'"{name}"' for name in frame.column_names)
+    # The name `batch_rows` is found by DuckDB's replacement scan of local variables.
+    batch_rows = frame  # noqa: F841
+    try:
+        connection.execute(f"INSERT INTO {place} ({names}) SELECT {names} FROM batch_rows")
+    except duckdb.ConversionException as error:
+        table = place.rpartition(".")[2]
+        raise SchemaMismatch(f"table {table}: {_first_line(error)}") from error
 
 
 def _arrow(batch: object, columns: Mapping[str, str]) -> pa.Table:

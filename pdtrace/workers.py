@@ -67,10 +67,10 @@ def _windows(store: Store, rows: pl.DataFrame, aliases: pl.DataFrame) -> dict[st
         ("steps", "coalesce(start_ns, start_lower_ns)", "coalesce(start_ns, start_upper_ns)"),
         ("legs", "start_ns", "coalesce(end_ns, start_ns)"),
     ):
-        found = store.connection.sql(
+        found = store.rows(
             f"""SELECT worker, min({first}), max({last}) FROM {table}
                 WHERE worker LIKE 'pid:%' OR worker LIKE 'instance:%' GROUP BY worker"""
-        ).fetchall()
+        )
         for worker, start, end in found:
             _widen(windows, worker, start, end)
     return windows

@@ -8,12 +8,19 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pdtrace import clocks, identity, workers
+from pdtrace import _aside, clocks, identity, workers
 from pdtrace.store import Store
 
 T0 = 1_790_000_000_000_000_000
 MS = 1_000_000
 S = 1_000_000_000
+
+
+@pytest.fixture(autouse=True, params=["table", "aside"])
+def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rule holds for legs in a table and for those that lie aside until they are named."""
+    if request.param == "aside":
+        monkeypatch.setattr(_aside, "LEAST_ROWS", 1)
 
 
 class Fleet:

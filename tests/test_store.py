@@ -146,3 +146,49 @@ def test_a_condition_leaves_no_unfinished_result_behind() -> None:
     assert store.holds("EXISTS (FROM phase_sums)")
     store.append("observations", rows)  # kept aside: shown when it is named
     assert store.holds("EXISTS (FROM observations)")
+
+
+def some_legs(first: int = 0) -> pl.DataFrame:
+    """So many legs that a store in memory keeps them aside."""
+    return pl.DataFrame({"leg": [f"l{n}" for n in range(first, first + LEAST_ROWS)], "attempt": 1})
+
+
+def test_rows_aside_and_in_the_table_are_handed_out_together(store: Store) -> None:
+    assert store.kept_aside("legs") is None
+    store.append("legs", [{"leg": "small", "status": "failed"}])
+    assert store.kept_aside("legs") is None
+    store.append("legs", some_legs())
+    legs = store.kept_aside("legs")
+    assert legs is not None
+    assert legs.height == store.count("legs") == LEAST_ROWS + 1
+    assert legs.filter(pl.col("leg") == "small").select("status", "attempt").rows() == [
+        ("failed", None)
+    ]
+    store.keep_aside("legs", legs.with_columns(pl.lit("r").alias("request")))
+    assert store.count("legs WHERE request = 'r'") == LEAST_ROWS + 1
+
+
+def test_rows_aside_are_written_behind_and_waited_for_by_who_names_them(store: Store) -> None:
+    store.append("legs", some_legs())
+    store.settle_behind("legs")
+    assert store.count("workers") == 0
+    store.execute("UPDATE legs SET status = 'failed' WHERE leg = 'l3'")
+    assert store.kept_aside("legs") is None
+    store.append("legs", some_legs(LEAST_ROWS))
+    store.settle_behind("legs")
+    with store.cursor() as cursor:
+        assert cursor.execute("SELECT count(*) FROM legs").fetchall() == [(2 * LEAST_ROWS,)]
+    assert store.rows("SELECT leg FROM legs WHERE status = 'failed'") == [("l3",)]
+    store.append("legs", some_legs())
+    store.settle_behind("legs")
+    store.clear("legs")
+    assert store.count("legs") == 0
+
+
+def test_a_statement_settles_what_it_changes_not_what_it_reads(store: Store) -> None:
+    store.append("legs", some_legs())
+    store.execute("INSERT INTO workers BY NAME SELECT DISTINCT leg AS worker FROM legs")
+    assert store.kept_aside("legs") is not None
+    store.execute("DELETE FROM\n  legs WHERE leg = 'l0'")
+    assert store.kept_aside("legs") is None
+    assert store.count("legs") == LEAST_ROWS - 1

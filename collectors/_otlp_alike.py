@@ -18,9 +18,9 @@ import pyarrow as pa
 from ._otlp_bytes import Block
 from ._otlp_pattern import Pattern, Place, pattern_of
 
-LEAST_SPANS = 1000  # in a block, and in need of a pattern: for fewer the parser is as quick
+LEAST_SPANS = 2500  # in a block, and in need of a pattern: for fewer the parser is as quick
 LEAST_ALIKE = 100  # spans of a block that go together
-MOST_PATTERNS = 400  # of one file
+MOST_PATTERNS = 64  # of one file: where each line is a span, each is tried on all that are left
 MOST_FAILURES = 8  # patterns in a block that were not worth it; four times as many in a file
 SAMPLE = 1000  # spans of a block among which are those with the same keys
 LEAST_SAMPLE, MOST_SAMPLE = 16, 64  # of them, to tell which values they have in common
@@ -193,6 +193,8 @@ class _Search:
         found: list[Group] = []
         left = np.arange(len(self._starts))
         for way in patterns.ways():
+            if len(left) < LEAST_ALIKE:
+                break
             left = self._take(way, left, found)
         failures = 0
         while len(left) >= LEAST_SPANS and failures < MOST_FAILURES and patterns.wanted:

@@ -147,7 +147,7 @@ def pattern_of(text: bytes, at: int) -> Pattern | None:
     """
     try:
         return _Example(text, at).pattern()
-    except (Unsuitable, orjson.JSONDecodeError):
+    except (Unsuitable, orjson.JSONDecodeError, RecursionError):
         return None
 
 

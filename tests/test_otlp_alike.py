@@ -58,7 +58,7 @@ def alike(count: int, **fields: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("writer", [compact, escaped, spaced, with_numbers])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_patterns_change_no_row(
     seed: int, writer: Callable[[dict[str, Any]], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +192,7 @@ def test_lines_with_their_own_resources_are_parsed_once(monkeypatch: pytest.Monk
         b'{"key":"n","value":{"kvlistValue":{"values":[{"key":"k","value":{"intValue":"1"}}]}}}',
         b'{"key":"n","value":{"bytesValue":"AP8="}}',
         b'{"key":"n","value":{}}',
+        b'{"key":"n","value":{"arrayValue":' + b"[" * 3000 + b"]" * 3000 + b"}}",
         b'{"value":{"intValue":"5"},"key":"n"}',
         b'{"key":"n","value":{"intValue":"5"}',
         b'{"key":"\\u006e","value":{"intValue":"5"}}',
@@ -211,9 +212,9 @@ def test_odd_pairs_are_read_as_without_patterns(
         data = data.replace(usual % n, pair)
     found, plain = both(data, monkeypatch)
     assert found.frame().equals(plain)
-    cut = data[: data.index(pair) + len(pair)]
-    found, plain = both(cut, monkeypatch)
-    assert found.frame().equals(plain)
+    if not everywhere:
+        found, plain = both(data[: data.index(pair) + len(pair)], monkeypatch)
+        assert found.frame().equals(plain)
 
 
 def test_a_number_as_the_last_of_a_span(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pdtrace._words import Row, Words, sentence
 from pdtrace._words_time import clock_time
-from pdtrace.numbers import count, duration, plural, seconds, share
+from pdtrace.numbers import count, duration, plural, quantity, seconds, share
 
 GAP_WORDS = {
     "missing_first_token": "requests without a first-token time",
@@ -38,7 +38,7 @@ def kv_pressure(row: Row) -> Words:
         detail=sentence(
             f"Median usage {share(row['usage_p50_ratio'])}, greatest {share(row['usage_max_ratio'])} "
             f"({plural(row['observations'], 'observation')}).",
-            f"Meanwhile up to {count(waiting)} requests waited." if waiting else None,
+            f"Meanwhile up to {quantity(waiting, 'requests')} waited." if waiting else None,
         ),
         suggestions=("more memory for the KV cache, fewer requests at once, or shorter contexts",),
     )
@@ -48,18 +48,28 @@ def preemption(row: Row) -> Words:
     """Running requests that were put off."""
     total = "in total since the start of the worker" if row["counter_total"] else "in this period"
     return Words(
-        title=f"{count(row['value'])} preemptions",
+        title=quantity(row["value"], "preemptions"),
         detail=sentence(
-            f"{plural(row['from_events'], 'event')} tell of them" if row["from_events"] else None,
-            f"counters say {count(row['from_counters'])} {total}."
-            if row["from_counters"] is not None
-            else None,
+            _told_by(row, total),
             f"Known cost {seconds(row['cost_s'])}."
             if row["cost_s"] is not None
             else "What they cost is not in the data.",
         ),
         suggestions=("the remedies of kv_pressure: preemption follows from a full KV cache",),
     )
+
+
+def _told_by(row: Row, total: str) -> str | None:
+    """Who tells of preemptions: lines and spans that name them, counters, or both."""
+    events, counted = row["from_events"], row["from_counters"]
+    told = (
+        f"{plural(events, 'event')} {'tells' if events == 1 else 'tell'} of them"
+        if events
+        else None
+    )
+    said = f"counters say {count(counted)} {total}" if counted is not None else None
+    whole = "; ".join(part for part in (told, said) if part)
+    return f"{whole[0].upper()}{whole[1:]}." if whole else None
 
 
 def _first_at(time_ns: int | None) -> str:
@@ -93,13 +103,15 @@ def failed_requests(row: Row) -> Words:
 
 def engine_failure(row: Row) -> Words:
     """An engine died or ran out of memory."""
-    kinds = "; ".join(f"{k['detail']} ({k['events']:,} x)" for k in (row["kinds"] or [])[:5])
+    kinds = "; ".join(
+        f"{k['detail'] or 'no more is said'} ({k['events']:,} x)" for k in (row["kinds"] or [])[:5]
+    )
     whole = len(row["workers"] or [])
     return Words(
         title=f"an engine failed: {kinds}",
         detail=sentence(
             f"{plural(whole, 'worker')} logged it{_first_at(row['first_ns'])}.",
-            f"{plural(row['requests'], 'request')} in flight then did not complete; that this was why is not in the data."
+            f"Of {plural(row['requests'], 'request')} in flight then no success is known; that this was why is not in the data."
             if row["requests"]
             else None,
             f"{plural(row['restarts'], 'start')} of a worker followed."
@@ -116,7 +128,7 @@ def kv_alarm(row: Row) -> Words:
     """Answers may rest on wrong KV."""
     kinds = ", ".join(f"{k['kind']}: {k['alarms']:,}" for k in row["kinds"] or [])
     return Words(
-        title=f"{count(row['value'])} KV alarms: answers may be wrong, not only slow",
+        title=f"{quantity(row['value'], 'KV alarms')}: answers may be wrong, not only slow",
         detail=f"{kinds}. Such a request can end with status 200 and a wrong answer; whether one did is not in the data.",
         suggestions=(
             "repeating the requests named; keeping KV longer for the decode side, or shortening the wait before it is read",

@@ -279,14 +279,14 @@ def _homeless(store: Store) -> list[str]:
     """Steps and samples that were read and stand for no deployment: nothing says whose they are."""
     rows = store.rows(
         """SELECT what, sum(n)::BIGINT, list(DISTINCT path ORDER BY path)
-           FROM (SELECT 'engine steps' AS what, worker, source, count(*) AS n FROM steps GROUP BY ALL
-                 UNION ALL SELECT 'samples of metrics', worker, source, count(*) FROM samples GROUP BY ALL) r
+           FROM (SELECT 'engine step' AS what, worker, source, count(*) AS n FROM steps GROUP BY ALL
+                 UNION ALL SELECT 'metric sample', worker, source, count(*) FROM samples GROUP BY ALL) r
            JOIN workers w ON w.worker = r.worker AND w.deployment IS NULL
            JOIN sources s ON s.source = r.source GROUP BY what ORDER BY what"""
     )
     return [
-        f"what {count:,} {what} of {', '.join(p.rpartition('/')[2] for p in paths[:3])}{f' and {len(paths) - 3:,} more files' if len(paths) > 3 else ''}"
-        " tell: nothing says to which of these deployments they belong, so no number here rests on them"
+        f"what {plural(count, what)} of {', '.join(p.rpartition('/')[2] for p in paths[:3])}{f' and {len(paths) - 3:,} more files' if len(paths) > 3 else ''}"
+        f" {'tells' if count == 1 else 'tell'}: nothing says to which of these deployments {'it belongs' if count == 1 else 'they belong'}, so no number here rests on {'it' if count == 1 else 'them'}"
         " (files of one server in a folder of their own, or a log that names its requests, would say so)"
         for what, count, paths in rows
     ]
@@ -356,7 +356,7 @@ def _limits(store: Store, deployment: Deployment) -> list[str]:
     small = deployment.requests["count"]
     if small < 100:
         lines.append(
-            f"99th percentiles: {plural(small, 'request')} have no 99th percentile to speak of"
+            f"99th percentiles: {plural(small, 'request')} {'has' if small == 1 else 'have'} no 99th percentile to speak of"
         )
     return lines
 

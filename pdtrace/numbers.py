@@ -32,7 +32,8 @@ def seconds(value: float | None) -> str:
     """Seconds lost or spent, as 49.9 s."""
     if value is None:
         return UNKNOWN
-    return f"{value:.1f} s" if abs(value) >= 10 else f"{value:.2f} s"
+    rounded = round(value, 1 if abs(value) >= 10 else 2) or 0.0  # no minus before nothing
+    return f"{rounded:.1f} s" if abs(value) >= 10 else f"{rounded:.2f} s"
 
 
 def share(value: float | None) -> str:

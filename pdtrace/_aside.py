@@ -3,7 +3,7 @@
 DuckDB reads Arrow where it lies. In a store in memory such rows take less room than in a table, and nothing is copied;
 beside a file that goes with its process this holds for what is made last and read at once (measured on 14 million rows:
 writing them took 10 s of CPU).
-Legs stay so until identity has named their requests: those who ask for them afterwards are faster with a table.
+Legs stay so until identity has named their requests: those who ask for them afterwards have less to do with a table.
 """
 
 from __future__ import annotations

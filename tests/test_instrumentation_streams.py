@@ -7,7 +7,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import brotli
@@ -22,6 +22,14 @@ from pdtrace.instrumentation.answers import Answer
 from pdtrace.instrumentation.asgi import PdtraceMiddleware
 
 CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(autouse=True)
+def asked_anew() -> Iterator[None]:
+    """Which packages are there is not kept from one test to the next."""
+    unpacking._first_of.cache_clear()
+    yield
+    unpacking._first_of.cache_clear()
 
 
 def sse(*events: Any, line: str = "\n") -> bytes:
@@ -305,3 +313,24 @@ def test_answers_of_500_and_more_are_kept_whatever_the_ratio() -> None:
             request.set(http_status=status)
     pdtrace.uninstrument()
     assert [request.attributes["http_status"] for request in exporter.requests] == [503]
+
+
+def test_what_no_line_break_ended_is_no_emission_but_its_usage_counts(kept: Kept) -> None:
+    """Its instant would be that at which the recorder's thread got to it: after the request's end."""
+    whole = sse(said("a"), said("b")).removesuffix(b"data: [DONE]\n\n")
+    (cut,) = told(kept, whole + b'data: {"choices":[{"index":0,"del')
+    assert times(cut) == 2 and "pdtrace.token.times_us" in cut
+    (named,) = told(kept, whole + b"data: " + json.dumps(LAST).encode())
+    assert times(named) == 2 and named["gen_ai.usage.output_tokens"] == "3"
+
+
+def test_a_package_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def missing(name: str) -> Any:
+        asked.append(name)
+        raise ImportError(name)
+
+    monkeypatch.setattr(unpacking.importlib, "import_module", missing)
+    assert unpacking.unpacking("br") is None and unpacking.unpacking("br") is None
+    assert asked == ["brotli", "brotlicffi"]

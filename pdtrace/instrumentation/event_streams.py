@@ -60,9 +60,12 @@ class Events:
         if self._forgotten:
             del self.request.times[:]
             return
-        if self._rest:
-            Events.feed(self, b"\n")
         self._read()
+        # What no line break ended is no event that went out (its instant would be that of this
+        # reading); what it says of the request counts, where it is whole.
+        last = _parsed(self._rest) if self._rest.startswith(_DATA) else None
+        if last is not None:
+            told(self.request, last)
 
     def _read(self) -> None:
         """Read it."""

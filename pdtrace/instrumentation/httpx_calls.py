@@ -7,6 +7,7 @@ chunk, usage. `httpx_client`, `httpx2_client` and `httpx_aiohttp_client` say who
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar, Token
@@ -129,7 +130,10 @@ class _Call:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         if self._token is not None:
-            under_way.reset(self._token)
+            with contextlib.suppress(
+                ValueError
+            ):  # closed from another context: it was set for none else
+                under_way.reset(self._token)
         if error is not None:
             quietly(self.end, error)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import zlib
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 UNPACKED_BYTES = 1 << 20  # of one chunk: more is no stream of events
@@ -66,13 +67,28 @@ def _zlib(head: bytes) -> Any:
     return zlib.decompressobj(47 if packed else -15)
 
 
-def _zstd(_: bytes) -> Any:
-    for name in ("compression.zstd", "backports.zstd"):
+@cache
+def _first_of(*names: str) -> Any:
+    """The first of these modules that is there; asked once, for a search through the path takes its time."""
+    for name in names:
         try:
-            return importlib.import_module(name).ZstdDecompressor()
+            return importlib.import_module(name)
         except ImportError:
             continue
-    return importlib.import_module("zstandard").ZstdDecompressor().decompressobj()
+    return None
+
+
+def _module(*names: str) -> Any:
+    module = _first_of(*names)
+    if module is None:
+        raise ImportError(names[-1])
+    return module
+
+
+def _zstd(_: bytes) -> Any:
+    module = _module("compression.zstd", "backports.zstd", "zstandard")
+    one = module.ZstdDecompressor()
+    return one.decompressobj() if module.__name__ == "zstandard" else one
 
 
 class _Brotli:
@@ -81,11 +97,7 @@ class _Brotli:
     unused_data = b""
 
     def __init__(self, _: bytes) -> None:
-        try:
-            module = importlib.import_module("brotli")
-        except ImportError:
-            module = importlib.import_module("brotlicffi")
-        inner = module.Decompressor()
+        inner = _module("brotli", "brotlicffi").Decompressor()
         self.decompress: Callable[[bytes], bytes] = inner.process
 
     @property

@@ -59,8 +59,8 @@ class Rest:
         line = parents(requests)[parents(scope_lists)[scope]]
         marked = optional(elements, ALIKE).is_valid().to_numpy(zero_copy_only=False)
         all_lines = np.arange(len(requests)) if self.lines is None else self.lines
-        if len(all_lines) and all_lines.max() >= len(requests):
-            return None  # the parser has left out a line
+        if len(all_lines) and all_lines.max() + 1 != len(requests):
+            return None  # the parser has left out a line, or found two requests in one
         order = _elements_of(all_lines, line, len(requests))
         is_run = marked[order]
         if is_run.sum() != len(self.runs) or len(np.unique(order[~is_run])) != (~is_run).sum():

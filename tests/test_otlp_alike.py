@@ -171,6 +171,23 @@ def test_lines_with_their_own_resources_are_parsed_once(monkeypatch: pytest.Monk
     assert found.frame().equals(plain)
 
 
+def test_two_requests_in_a_line_keep_their_resources(monkeypatch: pytest.MonkeyPatch) -> None:
+    def line(service: str, *numbers: int) -> bytes:
+        made = request(resource={"service.name": service})
+        made["resourceSpans"][0]["scopeSpans"] = [
+            {"scope": {"name": service}, "spans": [span(spanId=f"{n:016x}")]} for n in numbers
+        ]
+        return compact(made).strip()
+
+    two, one = line("a", 1) + line("b", 2, 3, 4), line("c", 5)
+    # As many spans as if each request stood on its own line.
+    data = b"\n".join([two, one, two, one, one]) + b"\n"
+    assert taken(data) == 11
+    found, plain = both(data, monkeypatch)
+    assert found.frame().equals(plain)
+    assert "".join(found.frame().sort("record")["scope_name"]) == "abbbcabbbcc"
+
+
 @pytest.mark.parametrize(
     "pair",
     [

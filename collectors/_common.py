@@ -145,7 +145,7 @@ def rfc3339_to_ns(text: str) -> int | None:
         digits = ""
         if tail:
             n = 0
-            while n < len(tail) and tail[n].isdigit():
+            while n < len(tail) and tail[n].isdecimal():
                 n += 1
             digits, zone = tail[:n], tail[n:]
             moment = datetime.fromisoformat(whole + zone)

@@ -163,7 +163,7 @@ def _known(name: str, values: list[Value | None]) -> list[str] | None:
         if value is None or value.fixed is None:
             return None
         texts.append(orjson.loads(b'"' + value.fixed + b'"'))
-        if name in _ENUMS and not (value.quoted or texts[-1].isdigit()):
+        if name in _ENUMS and not (value.quoted or texts[-1].isdecimal()):
             raise ValueError(f"{name} is neither a text nor a number")
     return texts
 

@@ -335,7 +335,7 @@ def _named(codes: pa.Array, names: tuple[str, ...]) -> pa.Array:
 
 
 def _enum_name(text: str, names: tuple[str, ...]) -> str:
-    if text.isdigit():
+    if text.isdecimal() and len(text) < 10:
         return names[int(text)] if int(text) < len(names) else text
     short = text.lower().removeprefix("span_kind_").removeprefix("status_code_")
     return short or names[0]

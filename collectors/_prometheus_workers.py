@@ -232,7 +232,7 @@ class Describer:
                 if labels.get(label) not in (None, "", "None"):
                     self._fact(key, labels[label])
             blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
-            if "kv_cache_size_tokens" not in labels and blocks.isdigit() and size.isdigit():
+            if "kv_cache_size_tokens" not in labels and blocks.isdecimal() and size.isdecimal():
                 self._fact("kv_cache_tokens", str(int(blocks) * int(size)))
         named = (
             samples.filter(pl.col("metric").str.starts_with("vllm:"))["labels_text"]

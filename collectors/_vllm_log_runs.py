@@ -79,7 +79,7 @@ class Run:
 
 
 def _identifies(pid: str) -> bool:
-    return pid.isdigit() and int(pid) >= SMALLEST_HOST_PID
+    return pid.isdecimal() and int(pid) >= SMALLEST_HOST_PID
 
 
 class Runs:

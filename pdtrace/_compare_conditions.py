@@ -174,11 +174,11 @@ def _accelerators(a: Side, b: Side) -> Condition:
 def _of_worker(side: Side, worker: str) -> int | None:
     """Devices of a worker: tensor x pipeline x data parallel ranks; the first must be known."""
     said = {f["key"]: str(f["value"]) for f in side.facts if f["worker"] == worker}
-    if not said.get("tensor_parallel_size", "").isdigit():
+    if not said.get("tensor_parallel_size", "").isdecimal():
         return None
     size = 1
     for key in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
-        size *= int(said[key]) if said.get(key, "").isdigit() else 1
+        size *= int(said[key]) if said.get(key, "").isdecimal() else 1
     return size
 
 

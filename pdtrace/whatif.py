@@ -141,7 +141,7 @@ def _known(store: Store, deployment: str, asked: Asked) -> _Known:
 
 def _number(said: Mapping[str, set[str]], key: str) -> int | None:
     """The smallest value that was said."""
-    values = [int(float(v)) for v in said.get(key, ()) if v.replace(".", "", 1).isdigit()]
+    values = [int(float(v)) for v in said.get(key, ()) if v.replace(".", "", 1).isdecimal()]
     return min(values) if values else None
 
 

@@ -23,6 +23,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 from pdtrace import spans as span_sql
 from pdtrace.collectors import _otlp_decoders, _otlp_json, _otlp_wire, otlp
+from pdtrace.collectors._common import rfc3339_to_ns
 from pdtrace.model import Head
 from pdtrace.store import Store
 
@@ -882,3 +883,19 @@ def test_captures_in_both_formats_give_the_same_rows(
     assert one.skipped == two.skipped == []
     assert one.frame().equals(two.frame())
     assert one.logs == two.logs
+
+
+def test_kinds_and_codes_that_are_no_enum_stay_as_text() -> None:
+    odd = ["²", "9" * 5000, "-1", "٣"]
+    spans = [
+        span(spanId=f"{n + 1:016x}", kind=text, status={"code": text})
+        for n, text in enumerate([*odd, "3"])
+    ]
+    found = read(json.dumps(request(*spans)).encode()).frame().sort("record")
+    assert found["kind"].to_list() == [*odd[:3], "client", "client"]
+    assert found["status_code"].to_list() == [*odd[:3], "٣", "3"]
+
+
+def test_an_instant_with_a_raised_digit_is_none() -> None:
+    assert rfc3339_to_ns("2026-01-01T00:00:00.²Z") is None
+    assert rfc3339_to_ns("2026-01-01T00:00:00.5Z") == 1767225600500000000

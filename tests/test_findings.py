@@ -438,6 +438,22 @@ def test_a_full_rank_is_not_averaged_away_by_an_empty_one(con: Store) -> None:
     assert (row["waiting_max"], row["usage_p50_ratio"]) == (117, 1.0)  # 900 wait at the empty one
 
 
+def test_figures_without_a_rank_are_no_further_rank_and_steps_without_time_no_share(
+    con: Store,
+) -> None:
+    con.append("workers", [worker("a"), worker("b")])
+    con.append("samples", [
+        {"worker": "a", "source": 1, "record": r, "time_ns": t, "metric": "vllm:kv_cache_usage_perc", "labels": labels, "value": 0.95, "kind": "gauge"}
+        for t in range(4)
+        for r, labels in enumerate(('{"engine":"0"}', '{"engines_aggregated":"1"}'))
+    ])  # fmt: skip
+    con.append("steps", [
+        {"worker": "b", "seq": n, "elapsed_ns": 0, "kv_usage_ratio": 0.5} for n in range(3)
+    ])  # fmt: skip
+    row = one(con, "kv_pressure")
+    assert (row["value"], row["ranks"], row["ranks_pressed"], row["workers"]) == (1.0, 0, 0, ["a"])
+
+
 @pytest.mark.parametrize(
     ("metric", "values", "usage"),
     [

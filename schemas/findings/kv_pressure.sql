@@ -72,14 +72,16 @@ usage_seen AS (
 ),
 rank_pressure AS (
   SELECT worker, rank, any_value(level) AS level, count(*) AS observations,
-    sum(weight) FILTER (usage >= high_ratio) / sum(weight) AS high_time_ratio,
+    -- steps without any duration say nothing of how long it was so
+    coalesce(sum(weight) FILTER (usage >= high_ratio), 0) / nullif(sum(weight), 0) AS high_time_ratio,
     quantile_cont(usage, 0.5) AS usage_p50_ratio, max(usage) AS usage_max_ratio,
     max(waiting) FILTER (usage >= high_ratio) AS waiting_max
   FROM usage_seen
   GROUP BY worker, rank
 ),
 pressed AS (
-  SELECT w.deployment, p.*, count(*) OVER (PARTITION BY p.worker) AS ranks
+  -- figures without a rank beside those of ranks (a log's line of all engines) are of none more
+  SELECT w.deployment, p.*, count(*) FILTER (p.rank <> '') OVER (PARTITION BY p.worker) AS ranks
   FROM rank_pressure AS p
   JOIN workers AS w ON w.worker = p.worker
   QUALIFY p.high_time_ratio >= min_time_ratio OR (p.high_time_ratio > 0 AND p.waiting_max > 0)
@@ -99,7 +101,7 @@ deployment_pressure AS (
     min_by(usage_p50_ratio, (-high_time_ratio, worker, rank)) AS usage_p50_ratio,
     max(usage_max_ratio) AS usage_max_ratio, max(waiting_max) AS waiting_max,
     sum(observations)::BIGINT AS observations,
-    count(*) FILTER (ranks > 1) AS ranks_pressed
+    count(*) FILTER (ranks > 1 AND rank <> '') AS ranks_pressed
   FROM pressed
   GROUP BY deployment
 )

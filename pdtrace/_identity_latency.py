@@ -104,6 +104,11 @@ def _observation_rows(seen: pl.DataFrame, observer: str) -> pl.DataFrame:
         pl.coalesce("ttft_definition", pl.lit(DEFINITIONS[observer])).alias("definition"),
         pl.when(instants).then(pl.lit("measured")).otherwise(pl.lit("reported")).alias("basis"),
         pl.when(instants).then(pl.lit("B")).otherwise(pl.lit("C")).alias("level"),
+        (
+            pl.col("tpot").is_not_null()
+            & pl.any_horizontal(pl.col("first", "finish").is_null())
+            & pl.any_horizontal(pl.col("ttft", "e2e").is_null())
+        ).alias("tpot_stated"),
         "resolution_ns",
     )
 

@@ -409,6 +409,7 @@ CREATE TABLE observations (
   definition VARCHAR,        -- from where to where the TTFT runs
   basis VARCHAR,             -- measured, reported, placed or inferred
   level VARCHAR,             -- evidence level B (instants) or C (durations)
+  tpot_stated BOOLEAN,       -- the time per token is the source's own figure: its instants do not give it
   resolution_ns BIGINT       -- resolution
 );
 

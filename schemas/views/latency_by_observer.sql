@@ -1,7 +1,7 @@
 -- latency_by_observer: latency of the counted requests as each observer saw it; observers are never mixed.
 --
 -- grain:   one row per (deployment, observer, metric); inter-token latency also per kind of emission
--- needs:   observations, counted_requests, deployments, gap_summary
+-- needs:   observations, counted_requests, deployments, legs, facts, gap_summary
 -- columns:
 --   deployment  VARCHAR   deployment
 --   observer    VARCHAR   client, gateway, router, frontend or engine
@@ -25,7 +25,7 @@ WITH observed AS (
 -- How the values were found: few combinations of texts.
 kinds AS (
   SELECT
-    deployment, observer, definition, level,
+    deployment, observer, definition, level, coalesce(tpot_stated, false) AS stated,
     list_position(['measured', 'reported', 'placed', 'inferred', 'upper_bound'], basis) AS weakness,
     count(ttft_ms) > 0 AS ttft, count(e2e_ms) > 0 AS e2e, count(tpot_ms) > 0 AS tpot
   FROM observed
@@ -37,9 +37,18 @@ found AS (
     string_agg(DISTINCT definition, '; ' ORDER BY definition) FILTER (ttft) AS ttft_definition,
     max(weakness) FILTER (ttft) AS ttft_weakness, max(level) FILTER (ttft) AS ttft_level,
     max(weakness) FILTER (e2e) AS e2e_weakness, max(level) FILTER (e2e) AS e2e_level,
-    max(weakness) FILTER (tpot) AS tpot_weakness, max(level) FILTER (tpot) AS tpot_level
+    -- a source's own figure is reported, whatever instants stand beside it
+    max(CASE WHEN stated THEN greatest(weakness, 2) ELSE weakness END) FILTER (tpot)
+      AS tpot_weakness,
+    max(CASE WHEN stated THEN 'C' ELSE level END) FILTER (tpot) AS tpot_level,
+    bool_or(stated) FILTER (tpot) AS tpot_stated, bool_or(NOT stated) FILTER (tpot) AS tpot_computed
   FROM kinds
   GROUP BY deployment, observer
+),
+rated AS (
+  SELECT DISTINCT deployment, observer
+  FROM legs
+  WHERE source IN (SELECT source FROM facts WHERE key = 'pace_from_rate')
 ),
 distributions AS (
   SELECT
@@ -64,13 +73,21 @@ summaries AS (
        weakness: e2e_weakness, level: e2e_level,
        count: e2es, mean: e2e_mean, quantiles: e2e_quantiles, max: e2e_max},
       {metric: 'tpot_ms',
-       definition: 'time after the first token / (output tokens - 1); mean over requests',
+       definition: concat_ws('; ',
+         CASE WHEN tpot_computed
+           THEN 'time after the first token / (output tokens - 1); mean over requests' END,
+         CASE WHEN tpot_stated AND r.observer IS NULL
+           THEN 'mean time per token as the source states it (its formula is not known)' END,
+         CASE WHEN r.observer IS NOT NULL
+           THEN 'inverse of the tokens per second that the source states'
+             || ' (the wait for the first token may be in it)' END),
        weakness: tpot_weakness, level: tpot_level,
        count: tpots, mean: tpot_mean, quantiles: tpot_quantiles, max: tpot_max}
     ], recursive := true)
   FROM distributions d
   JOIN found f
     ON f.deployment IS NOT DISTINCT FROM d.deployment AND f.observer IS NOT DISTINCT FROM d.observer
+  LEFT JOIN rated r ON r.deployment IS NOT DISTINCT FROM d.deployment AND r.observer = d.observer
 ),
 latencies AS (
   SELECT

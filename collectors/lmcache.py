@@ -34,6 +34,7 @@ _BLOCKS: dict[str, pl.DataType | type[pl.DataType]] = {
     "leg": pl.String, "record": pl.Int64, "block_tokens": pl.Int64, "hashes": pl.List(pl.UInt64),
 }  # fmt: skip
 _RESOLUTION_NS = 1_000_000
+_LATEST_S = 9e9  # nanoseconds of more do not fit into 64 bits
 
 
 def sniff(head: Head) -> Match | None:
@@ -54,8 +55,8 @@ def read(source: Source, out: Sink) -> None:
         legs, blocks = [], []
         for ordinal, record in zip(ordinals, objects, strict=True):
             hashes = _hashes(record.get("chunk_hashes"))
-            tokens = integer(record.get("seq_len"))
-            if hashes is None or tokens is None or tokens < 0:
+            tokens = _count(record.get("seq_len"))
+            if hashes is None or tokens is None:
                 out.skip(ordinal, REASON_OTHER)
                 continue
             request = record.get("request_id")
@@ -68,10 +69,9 @@ def read(source: Source, out: Sink) -> None:
                 {"file": source.path}, role="frontend", role_basis="log", name=source.name
             )
             legs.append(_leg(source, ordinal, record, worker, tokens))
-            size = integer(record.get("chunk_size"))
-            told = size if size and size > 0 else None
+            size = _count(record.get("chunk_size")) or None
             blocks.append(
-                {"leg": legs[-1]["leg"], "record": ordinal, "block_tokens": told, "hashes": hashes}
+                {"leg": legs[-1]["leg"], "record": ordinal, "block_tokens": size, "hashes": hashes}
             )
         if legs:
             out.add("legs", pl.DataFrame(legs, schema=_LEGS))
@@ -82,14 +82,21 @@ def _leg(
     source: Source, ordinal: int, record: Mapping[str, Any], worker: str, tokens: int
 ) -> dict[str, Any]:
     request, model = record.get("request_id"), record.get("model_name")
-    stamp = number(record.get("timestamp"))  # a double of seconds holds microseconds
+    stamp = number(record.get("timestamp"))
+    # a double of seconds holds microseconds
+    start = None if stamp is None or abs(stamp) > _LATEST_S else round(stamp * 1e6) * 1000
     return {
         "leg": f"{source.path}#{ordinal}", "record": ordinal, "worker": worker, "observer": "frontend", "clock": "wall",
         "request_id": request if isinstance(request, str) else None,
         "model": model if isinstance(model, str) else None,
-        "start_ns": None if stamp is None else round(stamp * 1e6) * 1000, "resolution_ns": _RESOLUTION_NS,
+        "start_ns": start, "resolution_ns": _RESOLUTION_NS,
         "prompt_tokens": tokens, "status": "unknown",
     }  # fmt: skip
+
+
+def _count(told: object) -> int | None:
+    found = integer(told)
+    return found if found is not None and 0 <= found < 2**63 else None
 
 
 def _hashes(told: object) -> list[int] | None:
@@ -105,6 +112,8 @@ def _hashes(told: object) -> list[int] | None:
             try:
                 value = int(text, 16)
             except ValueError:
+                return None
+            if value < 0:
                 return None
             long = value >= 2**64
             found.append(

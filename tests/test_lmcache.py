@@ -24,6 +24,29 @@ def written(folder: Path, rows: list[object]) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("odd", "requests"),
+    [
+        ({"chunk_hashes": ["-0x5"]}, 2),
+        ({"chunk_hashes": ["0x-5"]}, 2),
+        ({"seq_len": 2**63}, 2),
+        ({"seq_len": 1e300}, 2),
+        ({"seq_len": -1}, 2),
+        ({"chunk_size": 2**70}, 3),
+        ({"timestamp": 1e12}, 3),
+        ({"timestamp": -1e300}, 3),
+    ],
+)
+def test_one_lookup_with_an_absurd_number_costs_no_other(
+    odd: dict[str, object], requests: int, tmp_path: Path
+) -> None:
+    rows: list[object] = [lookup(0, ["0x10"]), {**lookup(1, ["0x10"]), **odd}, lookup(2, ["0x10"])]
+    with Trace.read([str(written(tmp_path, rows))]) as trace:
+        assert trace.sql("SELECT count(*) FROM legs").item() == requests
+        assert trace.sql("SELECT count(*) FROM prefix_blocks").item() == requests
+        assert trace.sql("SELECT count(*) FROM facts WHERE key = '_problem'").item() == 0
+
+
 def test_lookups_are_requests_whose_prompts_share_beginnings(tmp_path: Path) -> None:
     long = "0x" + "ab" * 32
     rows: list[object] = [

@@ -6,12 +6,15 @@ observer that has it. Latencies are never mixed from two observers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import polars as pl
 
 from pdtrace._identity_legs import narrow
 from pdtrace._identity_observations import (
     COARSE_NS,
     OUTCOMES,
+    moving,
     observed,
     prepared,
     timed,
@@ -64,7 +67,7 @@ def build(store: Store) -> None:
     observers = {name: timed(o.select(_TOLD), requests) for name, o in observers.items()}
     requests = _told_by_routers(store, requests)
     requests = _attempts(requests, legs, counted)
-    requests = _cached_for_prompts(with_mode(requests), found)
+    requests = _cached_for_prompts(with_mode(requests, moving(store, legs)), found)
     halves = lone_halves(legs, requests)
     observers["engine"] = _without_wholes(observers["engine"], halves)
     inferred = pl.concat([inferred, halves.filter("new").select(inferred.columns)])
@@ -276,10 +279,11 @@ def _attempts(requests: pl.DataFrame, legs: pl.DataFrame, counted: pl.DataFrame)
     )
 
 
-def with_mode(requests: pl.DataFrame) -> pl.DataFrame:
-    """Mode per request; a lone engine leg is aggregated unless its worker mostly does one half."""
+def with_mode(requests: pl.DataFrame, moving: Sequence[str] = ()) -> pl.DataFrame:
+    """Mode per request; a lone engine leg is aggregated unless its worker mostly does one half or is `moving` KV."""
     pairs = pl.col("prefill_worker").is_not_null() & pl.col("decode_worker").is_not_null()
-    whole = pl.col("ran") & ~pl.col("ran_on").is_in(_halves(requests, pairs)).fill_null(value=False)
+    parts = [*_halves(requests, pairs), *moving]
+    whole = pl.col("ran") & ~pl.col("ran_on").is_in(parts).fill_null(value=False)
     half = pl.col("prefill_worker").is_not_null() | pl.col("decode_worker").is_not_null()
     told = pl.col("chosen").is_not_null()
     ran_on = (

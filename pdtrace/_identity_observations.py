@@ -6,6 +6,7 @@ import polars as pl
 
 from pdtrace._identity_edges import STREAM_NS
 from pdtrace._identity_legs import weak
+from pdtrace.store import Store
 
 COARSE_NS = 10**6  # instants coarser than this come from log lines
 OUTCOMES = {"completed": 0, "aborted": 1, "failed": 2}
@@ -107,6 +108,29 @@ def _two_behind_one_name() -> pl.Expr:
     apart = (pl.col("lo").max() - pl.col("lo").min()).over("r", "worker") > STREAM_NS
     both = alone.any().over("r", "worker") & rest.any().over("r", "worker")
     return (weak() & both & apart).fill_null(value=False)
+
+
+def moving(store: Store, legs: pl.DataFrame) -> list[str]:
+    """Workers that count KV movements from other workers, and those that most of their requests share with them.
+
+    Which half they do the counts do not say, but they do not do the whole.
+    """
+    found = store.rows(
+        """SELECT DISTINCT worker FROM samples
+           WHERE metric IN ('log:kv_num_successful_transfers', 'vllm:nixl_xfer_time_seconds_count')
+             AND value > 0 AND worker IS NOT NULL"""
+    )
+    counting = [worker for (worker,) in found]
+    if not counting:
+        return []
+    engine = legs.filter((pl.col("observer") == "engine") & pl.col("worker").is_not_null())
+    theirs = engine.filter(pl.col("worker").is_in(counting))["r"].unique()
+    others = (
+        engine.filter(~pl.col("worker").is_in(counting))
+        .group_by("worker")
+        .agg(pl.col("r").is_in(theirs.implode()).mean().alias("shared"))
+    )
+    return [*counting, *others.filter(pl.col("shared") >= 0.5)["worker"].to_list()]
 
 
 def chosen(rows: pl.DataFrame, which: pl.Series) -> pl.DataFrame:

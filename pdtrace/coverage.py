@@ -72,6 +72,10 @@ GENERAL_SWITCHES = {
     "clocks": "trace both sides of a hop, or synchronise the hosts",
 }
 
+# What is missing where every arrival is known, but only from that of the others.
+RELATIVE_ARRIVALS = "arrival times on a dated clock (relative ones are there)"
+CLOCK_SWITCH = "log the instant, with its date, at which each request arrives, or add a server's records of these requests"
+
 # How to get them where the two workers of P/D pairs are the only observers.
 OUTER_SWITCHES = dict.fromkeys(
     ("first_token", "total_time"),
@@ -139,7 +143,7 @@ def items(store: Store) -> list[dict[str, Any]]:
         "SELECT deployment FROM deployments WHERE mode = 'disaggregated' AND headline_observer IS NULL"
     ):
         known.setdefault(deployment, dict(general)).update(OUTER_SWITCHES)
-    return [
+    rows = [
         row
         | {
             "words": ITEM_WORDS.get(row["item"], row["item"]),
@@ -147,6 +151,23 @@ def items(store: Store) -> list[dict[str, Any]]:
         }
         for row in store.query("coverage_items").iter_rows(named=True)
     ]
+    undated = [row for row in rows if row["item"] == "arrival_time" and not row["present"]]
+    relative = _relative(store) if undated else set()
+    for row in undated:
+        if row["deployment"] in relative:
+            row.update(words=RELATIVE_ARRIVALS, switch=CLOCK_SWITCH)
+    return rows
+
+
+def _relative(store: Store) -> set[str]:
+    """Deployments whose requests all have a time on a clock without a date (a trace that starts at 0)."""
+    return {
+        deployment
+        for (deployment,) in store.rows(
+            """SELECT deployment FROM legs WHERE request IS NOT NULL AND deployment IS NOT NULL
+               GROUP BY deployment HAVING count(DISTINCT request) FILTER (clock_start_ns IS NOT NULL) = count(DISTINCT request)"""
+        )
+    }
 
 
 def sources(store: Store) -> list[dict[str, Any]]:

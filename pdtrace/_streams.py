@@ -118,7 +118,9 @@ class CarefulReader(io.BufferedReader):
         """As read1(), into a buffer."""
         if self._damage is None:
             try:
-                return super().readinto1(buffer)
+                # No more than waits here: a call that also asks the stream beneath would lose that at its error.
+                waiting = len(self.peek())
+                return super().readinto1(memoryview(buffer)[:waiting])
             except DAMAGED as error:
                 self._note(error)
         if self._on_damage is not None:

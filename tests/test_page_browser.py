@@ -17,8 +17,8 @@ from test_page import NASTY, fill
 from pdtrace import pictures
 from pdtrace._live_answers import Run
 from pdtrace.api import Trace
-from pdtrace.page import Page, vega
-from pdtrace.report import Vega
+from pdtrace.page import Page
+from pdtrace.report import Vega, vega
 from pdtrace.selection import Filter
 from pdtrace.store import Store
 

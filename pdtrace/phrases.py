@@ -62,7 +62,7 @@ def definitions(deployment: Deployment) -> list[str]:
     """What each latency means, each definition once; the headline's first."""
     said: dict[tuple[str, str], list[str]] = {}
     for row in sorted(deployment.latency, key=lambda r: not r["headline"]):
-        text = row["definition"] or "definition unknown"
+        text = (row["definition"] or "definition unknown") + _coarse(row)
         text = text.replace(f" as the {row['observer']} saw it", " as that observer saw it")
         said.setdefault((metric_name(row), text), []).append(row["observer"])
     order = ("TTFT", "E2E", "TPOT", "ITL")
@@ -72,6 +72,19 @@ def definitions(deployment: Deployment) -> list[str]:
         f"{metric}{' (' + ', '.join(who) + ')' if many[metric] > 1 else ''}: {text}"
         for (metric, text), who in lines
     ]
+
+
+def _coarse(row: Mapping[str, Any]) -> str:
+    """How coarse the stamps are that the values come from, where it matters."""
+    step = row.get("resolution_ms")
+    if step is None:
+        return ""
+    each = (
+        ""
+        if row["metric"] == "tpot_ms"
+        else f": each value is known to within {numbers.short(step)}"
+    )
+    return f"; from stamps no finer than {numbers.short(step)}{each}"
 
 
 def phase_cell(row: Mapping[str, Any], key: str) -> str:

@@ -17,7 +17,7 @@ from pdtrace import (
 )
 from pdtrace._words import Row, Words, phase
 from pdtrace.model import Finding
-from pdtrace.numbers import duration, plural, share
+from pdtrace.numbers import duration, plural, share, short
 
 if TYPE_CHECKING:
     from pdtrace.diagnose import Deployment
@@ -207,11 +207,13 @@ def _ttft_shares(deployment: Deployment) -> dict[str, float]:
 
 def spread(row: Row) -> str:
     """Median and tail; below 100 values the largest stands for a 99th percentile that they cannot have."""
+    step = row.get("resolution_ms")
+    coarse = f" (each to within {short(step)})" if step is not None else ""
     if row["count"] == 1:
-        return f"{duration(row['max'])} (one request)"
+        return f"{duration(row['max'])} (one request{f', to within {short(step)}' if step is not None else ''})"
     if row["count"] < MANY:
-        return f"p50 {duration(row['p50'])}, p90 {duration(row['p90'])}, at most {duration(row['max'])}"
-    return f"p50 {duration(row['p50'])}, p99 {duration(row['p99'])}"
+        return f"p50 {duration(row['p50'])}, p90 {duration(row['p90'])}, at most {duration(row['max'])}{coarse}"
+    return f"p50 {duration(row['p50'])}, p99 {duration(row['p99'])}{coarse}"
 
 
 def _headline(deployment: Deployment, metric: str) -> Mapping[str, Any] | None:

@@ -17,6 +17,7 @@
 --   p95         DOUBLE    95th percentile
 --   p99         DOUBLE    99th percentile
 --   max         DOUBLE    largest
+--   resolution_ms  DOUBLE  ms  the values are differences of stamps no finer than this (said from 10 ms on); NULL finer, or not from stamps
 WITH observed AS (
   SELECT o.*
   FROM observations o
@@ -58,7 +59,15 @@ distributions AS (
     count(e2e_ms) AS e2es, avg(e2e_ms) AS e2e_mean, max(e2e_ms) AS e2e_max,
     quantile_cont(e2e_ms, [0.5, 0.9, 0.95, 0.99]) AS e2e_quantiles,
     count(tpot_ms) AS tpots, avg(tpot_ms) AS tpot_mean, max(tpot_ms) AS tpot_max,
-    quantile_cont(tpot_ms, [0.5, 0.9, 0.95, 0.99]) AS tpot_quantiles
+    quantile_cont(tpot_ms, [0.5, 0.9, 0.95, 0.99]) AS tpot_quantiles,
+    -- durations that stand beside coarse stamps are finer than these: only whole multiples come from them
+    max(resolution_ns) FILTER (resolution_ns >= 10000000) / 1e6 AS coarse_ms,
+    bool_and(coalesce(resolution_ns >= 10000000
+      AND CAST(round(ttft_ms * 1e6) AS BIGINT) % resolution_ns = 0, false))
+      FILTER (ttft_ms IS NOT NULL) AS ttft_coarse,
+    bool_and(coalesce(resolution_ns >= 10000000
+      AND CAST(round(e2e_ms * 1e6) AS BIGINT) % resolution_ns = 0, false))
+      FILTER (e2e_ms IS NOT NULL) AS e2e_coarse
   FROM observed
   GROUP BY deployment, observer
 ),
@@ -67,11 +76,13 @@ summaries AS (
     d.deployment, d.observer,
     unnest([
       {metric: 'ttft_ms', definition: ttft_definition, weakness: ttft_weakness, level: ttft_level,
-       count: ttfts, mean: ttft_mean, quantiles: ttft_quantiles, max: ttft_max},
+       count: ttfts, mean: ttft_mean, quantiles: ttft_quantiles, max: ttft_max,
+       resolution_ms: CASE WHEN ttft_coarse THEN coarse_ms END},
       {metric: 'e2e_ms',
        definition: 'start to end of the request as the ' || d.observer || ' saw it',
        weakness: e2e_weakness, level: e2e_level,
-       count: e2es, mean: e2e_mean, quantiles: e2e_quantiles, max: e2e_max},
+       count: e2es, mean: e2e_mean, quantiles: e2e_quantiles, max: e2e_max,
+       resolution_ms: CASE WHEN e2e_coarse THEN coarse_ms END},
       {metric: 'tpot_ms',
        definition: concat_ws('; ',
          CASE WHEN tpot_computed
@@ -82,7 +93,8 @@ summaries AS (
            THEN 'inverse of the tokens per second that the source states'
              || ' (the wait for the first token may be in it)' END),
        weakness: tpot_weakness, level: tpot_level,
-       count: tpots, mean: tpot_mean, quantiles: tpot_quantiles, max: tpot_max}
+       count: tpots, mean: tpot_mean, quantiles: tpot_quantiles, max: tpot_max,
+       resolution_ms: CASE WHEN (ttft_coarse OR e2e_coarse) AND NOT tpot_stated THEN coarse_ms END}
     ], recursive := true)
   FROM distributions d
   JOIN found f
@@ -94,7 +106,8 @@ latencies AS (
     deployment, observer, metric, definition,
     ['measured', 'reported', 'placed', 'inferred', 'upper_bound'][weakness] AS basis,
     level, count, mean,
-    quantiles[1] AS p50, quantiles[2] AS p90, quantiles[3] AS p95, quantiles[4] AS p99, max
+    quantiles[1] AS p50, quantiles[2] AS p90, quantiles[3] AS p95, quantiles[4] AS p99, max,
+    resolution_ms
   FROM summaries
   WHERE count > 0
   UNION ALL
@@ -105,7 +118,7 @@ latencies AS (
       WHEN 'chunk' THEN 'gap between two chunks; a chunk may hold several tokens'
       ELSE 'gap between two emissions; whether one holds several tokens is unknown'
     END,
-    'measured', 'B', count, mean_ms, p50_ms, p90_ms, p95_ms, p99_ms, max_ms
+    'measured', 'B', count, mean_ms, p50_ms, p90_ms, p95_ms, p99_ms, max_ms, NULL
   FROM gap_summary
 )
 SELECT
@@ -122,6 +135,7 @@ SELECT
   l.p90,
   l.p95,
   l.p99,
-  l.max
+  l.max,
+  l.resolution_ms
 FROM latencies l
 LEFT JOIN deployments d ON d.deployment = l.deployment

@@ -89,6 +89,7 @@ def test_kv_events_are_recognised_and_it_is_said_why_they_are_not_used(
 ) -> None:
     (tmp_path / "kv_events.jsonl").write_bytes(content)
     written(tmp_path, [lookup(0, ["0x10"])])
-    out = pdtrace("coverage", str(tmp_path)).stdout
-    assert "KV cache events" in out
-    assert "not whose prompts they are" in " ".join(out.split())
+    found = json.loads(pdtrace("coverage", "--format", "json", str(tmp_path)).stdout)["sources"]
+    (why,) = [row["why"] for row in found if row["path"].endswith("kv_events.jsonl")]
+    assert why.startswith("KV cache events")
+    assert "not whose prompts they are" in why

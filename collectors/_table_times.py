@@ -9,10 +9,12 @@ from ._table_plan import Plan
 ZERO_TTFT = "zero_ttft"
 FILLED_TTFT = "ttft_equals_total"
 PACE_FROM_RATE = "pace_from_rate"
+COARSE_MS = 10  # stamps of a resolution as this or worse are coarser than a logged duration
 
 
 def with_times(plan: Plan, values: pl.DataFrame, path: str, counts: dict[str, int]) -> pl.DataFrame:
-    """Durations from instants and instants from durations; instants win where both are there."""
+    """Durations from instants and instants from durations; instants win where both are there, unless
+    they are coarse and the durations lie within what they leave open."""
     wall = plan.wall()
     first_at = pl.col("first_at_raw")
     if plan.dialect == "litellm":  # LiteLLM fills a missing first-token time with the end
@@ -33,9 +35,9 @@ def with_times(plan: Plan, values: pl.DataFrame, path: str, counts: dict[str, in
     values = values.with_columns(
         ttft_stated=pl.col("ttft_ms"),
         ttft_ms=pl.coalesce(
-            (pl.col("first_raw") - pl.col("start_raw")) / 1e6, pl.when(use_instants).then("ttft_ms")
+            *_between(plan, "first_raw", "ttft_ms"), pl.when(use_instants).then("ttft_ms")
         ),
-        e2e_ms=pl.coalesce((pl.col("end_raw") - pl.col("start_raw")) / 1e6, "e2e_ms"),
+        e2e_ms=pl.coalesce(*_between(plan, "end_raw", "e2e_ms"), "e2e_ms"),
     )
     values = values.with_columns(
         e2e_ms=pl.coalesce("e2e_ms", (pl.col("chunk_last") - pl.col("start_raw")) / 1e6),
@@ -84,6 +86,15 @@ def with_times(plan: Plan, values: pl.DataFrame, path: str, counts: dict[str, in
         if wall
         else pl.lit(None, dtype=ns),
     ).with_columns(first_token_ns=pl.when(pl.col("ttft_ms").is_not_null()).then("first_token_ns"))
+
+
+def _between(plan: Plan, end: str, stated: str) -> tuple[pl.Expr, ...]:
+    """From the start to this instant; a stated duration that coarse stamps do not contradict comes first."""
+    stamps = (pl.col(end) - pl.col("start_raw")) / 1e6
+    step_ms = max((rule.resolution_ns for rule in plan.rules.values()), default=1) / 1e6
+    if step_ms < COARSE_MS or plan.dialect == "litellm":
+        return (stamps,)
+    return pl.when((stamps - pl.col(stated)).abs() <= step_ms).then(stated), stamps
 
 
 def _pace_from_rate(values: pl.DataFrame, counts: dict[str, int]) -> pl.DataFrame:

@@ -49,3 +49,13 @@ def test_finer_stamps_and_durations_beside_coarse_ones_are_not_called_coarse(
     deployment = diagnosed(tmp_path / "t.csv", text)
     assert resolution(deployment, "e2e_ms") is None
     assert "within" not in deployment.verdict
+
+
+@pytest.mark.parametrize(("stated", "shown"), [(8.731, 8731), (3.0, 9000)])
+def test_a_stated_duration_is_finer_than_coarse_stamps_that_do_not_contradict_it(
+    tmp_path: Path, stated: float, shown: float
+) -> None:
+    text = f"id,start,end,total_s,output_tokens\n0,2026-01-01 00:00:00,2026-01-01 00:00:09,{stated},20\n"
+    deployment = diagnosed(tmp_path / "t.csv", text)
+    (row,) = [r for r in deployment.latency if r["metric"] == "e2e_ms"]
+    assert row["max"] == shown

@@ -17,6 +17,7 @@ from pdtrace.model import PHASE_DETAILS, Finding, SloPolicy
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 # Figures that decide who is better; with failures and goodput they are one family of joint intervals.
 JUDGED = ("mean", "p50", "p90")
+MANY = 100  # so many values have a 99th percentile
 FAMILY = len(LATENCIES) * len(JUDGED) + 1
 
 
@@ -37,11 +38,23 @@ def _latency(a: Side, b: Side) -> list[Delta]:
         samples = [s.gap_sample() if group == "itl" else s.sample(f"{group}_ms") for s in (a, b)]
         level = _level(a, b, f"{group}_ms")
         note = _emissions(a, b) if group == "itl" else ""
-        for statistic, difference in two_samples.compare(samples[0], samples[1], FAMILY).items():
+        for statistic, told in two_samples.compare(samples[0], samples[1], FAMILY).items():
+            difference = _with_tail(told) if statistic == "p99" else told
             found.append(
                 Delta(group, f"{group}_ms", statistic, "ms", difference, level, judged=statistic in JUDGED, note=note)
             )  # fmt: skip
     return found
+
+
+def _with_tail(told: Difference) -> Difference:
+    """A 99th percentile only of a side that has so many values; fewer have none."""
+    a, b = told.n_a >= MANY, told.n_b >= MANY
+    if (a and b) or (told.a is None and told.b is None):
+        return told
+    return Difference(
+        told.a if a else None, told.b if b else None, told.n_a, told.n_b,
+        note=f"fewer than {MANY} values have no 99th percentile to speak of",
+    )  # fmt: skip
 
 
 def _level(a: Side, b: Side, metric: str) -> str | None:

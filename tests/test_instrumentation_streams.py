@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import re
+import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -334,3 +335,15 @@ def test_a_package_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unpacking.importlib, "import_module", missing)
     assert unpacking.unpacking("br") is None and unpacking.unpacking("br") is None
     assert asked == ["brotli", "brotlicffi"]
+
+
+def test_what_grows_too_much_is_left_before_it_fills_memory() -> None:
+    packed = brotli.compress(bytes(64 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(unpacking.TooMuch):
+            unpacking.unpacking("br").feed(packed)  # type: ignore[union-attr]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 << 20

@@ -97,8 +97,15 @@ class _Brotli:
     unused_data = b""
 
     def __init__(self, _: bytes) -> None:
-        inner = _module("brotli", "brotlicffi").Decompressor()
-        self.decompress: Callable[[bytes], bytes] = inner.process
+        self._inner = _module("brotli", "brotlicffi").Decompressor()
+
+    def decompress(self, data: bytes) -> bytes:
+        """What these bytes become; of what is too much for feed() only the beginning, where brotli can stop."""
+        try:
+            made: bytes = self._inner.process(data, output_buffer_limit=UNPACKED_BYTES + 1)
+        except TypeError:  # before 1.2
+            made = self._inner.process(data)
+        return made
 
     @property
     def eof(self) -> bool:

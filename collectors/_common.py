@@ -112,13 +112,21 @@ def number(value: object) -> float | None:
         return None
     try:
         result = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return result if math.isfinite(result) else None
 
 
-def integer(value: object) -> int | None:
-    """A whole number, exact beyond 2**53; None for anything else."""
+INT64, UINT64 = range(-(2**63), 2**63), range(2**64)
+
+
+def integer(value: object, within: range = INT64) -> int | None:
+    """A whole number, exact beyond 2**53; None for anything else, and for what no column of 64 bits holds."""
+    found = _whole(value)
+    return None if found is None or found not in within else found
+
+
+def _whole(value: object) -> int | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -132,10 +140,15 @@ def integer(value: object) -> int | None:
     return int(result) if result is not None and result.is_integer() else None
 
 
+_MOST_SECONDS = 9.2e9  # nanoseconds of more do not fit into 64 bits
+
+
 def seconds_to_ns(value: object) -> int | None:
     """Seconds (number or numeric string) as nanoseconds."""
     result = number(value)
-    return None if result is None else round(result * 1e9)
+    if result is None or abs(result) > _MOST_SECONDS:
+        return None
+    return round(result * 1e9)
 
 
 def rfc3339_to_ns(text: str) -> int | None:

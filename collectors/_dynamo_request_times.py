@@ -9,6 +9,7 @@ from ._common import integer, number
 from ._dynamo_names import TTFT_AGGREGATED
 
 MS = 1_000_000
+_MOST_MS = 9.2e12  # nanoseconds of more do not fit into 64 bits
 
 
 class Times:
@@ -25,7 +26,7 @@ class Times:
         ended = epoch_ms(event.get("event_time_unix_ms"))
         self.start = epoch_ms(request.get("request_received_ms"))
         if self.start is None and ended is not None and total is not None:
-            self.start = ended - round(total * MS)
+            self.start = _after(ended, -total)
         self.end = _after(self.start, total)
         if self.end is None:
             self.end = ended
@@ -109,10 +110,14 @@ def text(value: object) -> str | None:
 def epoch_ms(value: object) -> int | None:
     """Epoch milliseconds as nanoseconds."""
     found = number(value)
-    return (
-        None if found is None else round(found * MS) if not found.is_integer() else int(found) * MS
-    )
+    if found is None:
+        return None
+    return integer(int(found) * MS if found.is_integer() else round(found * MS))
 
 
 def _after(start: int | None, ms: float | None) -> int | None:
-    return None if start is None or ms is None else start + round(ms * MS)
+    return (
+        None
+        if start is None or ms is None or abs(ms) > _MOST_MS
+        else integer(start + round(ms * MS))
+    )

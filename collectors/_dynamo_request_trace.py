@@ -15,7 +15,7 @@ import polars as pl
 
 from pdtrace.model import Sink
 
-from ._common import integer, number
+from ._common import UINT64, integer, number
 from ._dynamo_names import ENGINE, FACT_BLOCK_SIZE, FACT_COVERAGE, SLACK_NS
 from ._dynamo_request_times import MS, Times, epoch_ms, text
 
@@ -190,8 +190,8 @@ class Rows:
         said = replay.get("input_sequence_hashes")
         if not isinstance(said, list) or not said:
             return
-        hashes = [integer(value) for value in said]
-        if all(value is not None and 0 <= value < 1 << 64 for value in hashes):
+        hashes = [integer(value, UINT64) for value in said]
+        if None not in hashes:
             self.tables["prefix_blocks"].append(
                 {
                     "source": source, "record": ordinal, "leg": leg, "hashes": hashes,

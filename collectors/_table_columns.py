@@ -126,7 +126,7 @@ def _instant(plan: Plan, frame: pl.DataFrame, meaning: str) -> pl.Series | None:
 
 
 def chunk_instants(plan: Plan, frame: pl.DataFrame) -> pl.Series | None:
-    """Instants of the chunks of each answer, in order."""
+    """Instants of the chunks of each answer, in order; unknown where one of them is none (-1 for missing)."""
     column = plan.first("chunk_times")
     if (
         column is None
@@ -138,4 +138,5 @@ def chunk_instants(plan: Plan, frame: pl.DataFrame) -> pl.Series | None:
     flat = rows.explode("t").drop_nulls("t")
     flat = flat.with_columns(instants_ns(flat["t"], plan.rules[column.name]).alias("t"))
     listed = flat.group_by("row", maintain_order=True).agg(pl.col("t").sort())
+    listed = listed.filter(pl.col("t").list.min() >= 0)
     return rows.select("row").join(listed, on="row", how="left", maintain_order="left")["t"]

@@ -64,8 +64,7 @@ def streams(
         pl.lit(0, dtype=pl.Int64).alias("stream"),
         "first_ns",
         pl.col("gaps")
-        .list.eval((pl.element() * scale).round())
-        .cast(pl.List(pl.Int32))
+        .list.eval((pl.element() * scale).round().cast(pl.Int32, strict=False))
         .alias("gaps_us"),
         pl.lit(emission).alias("emission"),
         "clock",

@@ -139,7 +139,9 @@ def legs(run: Run) -> pl.DataFrame:
             "leg": pl.Series(pl.from_arrow(run.legs)),
             "record": run.records,
             "row_index": np.arange(run.count, dtype=np.int64),
-            "clock_start_ns": (_series(run.start_times, run.count) * 1e9).round().cast(pl.Int64),
+            "clock_start_ns": (_series(run.start_times, run.count) * 1e9)
+            .round()
+            .cast(pl.Int64, strict=False),
             "ttft_ms": ttft * 1e3,
             "e2e_ms": e2e * 1e3,
             "output_tokens": output,

@@ -73,7 +73,7 @@ def _step(ordinal: int, event: Mapping[str, Any], fpm: Mapping[str, Any]) -> dic
     waiting = [integer(queued.get(key)) for key in ("num_prefill_requests", "num_decode_requests")]
     observed = integer(event.get("observed_at_unix_ms"))
     elapsed = seconds_to_ns(fpm.get("wall_time"))
-    start = None if observed is None or elapsed is None else observed * MS - elapsed
+    start = None if observed is None or elapsed is None else integer(observed * MS - elapsed)
     worker_id = fpm.get("worker_id") or (event.get("source") or {}).get("producer_id")
     rank = fpm.get("dp_rank")
     return {
@@ -90,7 +90,7 @@ def _step(ordinal: int, event: Mapping[str, Any], fpm: Mapping[str, Any]) -> dic
         "prefill_kv_tokens": integer(scheduled.get("sum_prefill_kv_tokens")),
         "decode_requests": integer(scheduled.get("num_decode_requests")),
         "decode_kv_tokens": integer(scheduled.get("sum_decode_kv_tokens")),
-        "waiting": None if None in waiting else sum(n for n in waiting if n is not None),
+        "waiting": None if None in waiting else integer(sum(n for n in waiting if n is not None)),
         "queued_prefill_tokens": integer(queued.get("sum_prefill_tokens")),
         "capture": _capture(event.get("capture_mode")),
     }

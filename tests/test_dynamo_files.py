@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -217,3 +218,35 @@ def test_a_read_log_counts_every_line(collect: Collect) -> None:
         "SELECT count(DISTINCT record) AS n FROM (SELECT record FROM spans UNION ALL SELECT record FROM events)"
     )
     assert kept["n"][0] + sum(got.account.reasons.values()) <= lines
+
+
+@pytest.mark.parametrize(
+    ("collector", "file", "table", "field"),
+    [
+        ("dynamo_request_trace", "agg.jsonl", "legs", "request_received_ms"),
+        ("dynamo_request_trace", "agg.jsonl", "legs", "total_time_ms"),
+        ("dynamo_request_trace", "agg.jsonl", "legs", "input_tokens"),
+        ("dynamo_fpm", "agg.4134309532607695301.000000.jsonl", "steps", "num_prefill_requests"),
+        ("dynamo_fpm", "agg.4134309532607695301.000000.jsonl", "steps", "observed_at_unix_ms"),
+        ("dynamo_fpm", "agg.4134309532607695301.000000.jsonl", "steps", "wall_time"),
+    ],
+)
+@pytest.mark.parametrize("absurd", ["99999999999999000000", "-1e300", "9" * 400])
+def test_an_absurd_number_costs_no_record(
+    collector: str,
+    file: str,
+    table: str,
+    field: str,
+    absurd: str,
+    collect: Collect,
+    tmp_path: Path,
+) -> None:
+    found = FIXTURES / collector / file
+    text, count = re.subn(
+        rf'("{field}": ?)-?[\d.e+]+', rf"\g<1>{absurd}", found.read_text(), count=1
+    )
+    assert count
+    path = tmp_path / file
+    path.write_text(text)
+    rows = collect(MODULES[collector], found)[table].height
+    assert rows and collect(MODULES[collector], path)[table].height == 2 * rows  # one store

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,22 @@ def test_a_client_log_with_chunk_times(collect: Collect) -> None:
         and stream["emission"] == "chunk"
     )
     assert "nvext.timing.ttft_ms" in found["reported"]["quantity"].to_list()
+
+
+def test_an_instant_that_is_none_leaves_the_tokens_of_its_answer_unknown(
+    collect: Collect, tmp_path: Path
+) -> None:
+    rows = [json.loads(line) for line in (FIXTURES / "client.jsonl").read_text().splitlines()]
+    (name,) = (
+        key for key, value in rows[0].items() if isinstance(value, list) and len(value) == 51
+    )
+    rows[0][name][20] = -1
+    path = tmp_path / "client.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = collect(table, path)
+    assert found["legs"].height == len(rows)
+    assert found["streams"].height == len(rows) - 1
+    assert found["streams"]["first_ns"].min() > 10**18
 
 
 def test_a_proxy_log_is_a_router_and_the_prefill_call_gives_no_output_tokens(

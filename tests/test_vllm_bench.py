@@ -157,6 +157,17 @@ def test_numbers_that_json_does_not_know_are_read(collect: Collect, tmp_path: Pa
     assert facts(got)["misaligned_arrays"] == "start_times"
 
 
+def test_a_start_beyond_64_bits_is_unknown(collect: Collect, tmp_path: Path) -> None:
+    path = tmp_path / "far.json"
+    run = {
+        "model_id": "m", "tokenizer_id": "m", "num_prompts": 2, "request_rate": 1.0, "mean_ttft_ms": 500.0,
+        "ttfts": [0.5, 0.5], "itls": [[0.1], [0.1]], "output_lens": [2, 2], "input_lens": [3, 3], "errors": ["", ""],
+        "start_times": [1.0, 1e18],
+    }  # fmt: skip
+    path.write_text(json.dumps(run))
+    assert collect(vllm_bench, path)["legs"]["clock_start_ns"].to_list() == [10**9, None]
+
+
 @pytest.mark.shared
 def test_whole_captures_agree_with_their_own_means(collect: Collect, shared: Path) -> None:
     for path in sorted((shared / "data" / "vllm").glob("*/bench_*.json*")):

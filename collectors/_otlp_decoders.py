@@ -38,8 +38,11 @@ def _total_bytes(found: pa.StructArray) -> int:
 
 
 def _has_unknown(message: bytes) -> bool:
-    """Whether a request has fields that opentelemetry-proto does not know."""
-    decoded = _request_class("traces").FromString(message)
+    """Whether a request has fields that opentelemetry-proto does not know, or that it cannot read at all."""
+    try:
+        decoded = _parsed(message, "traces")
+    except ValueError:  # ptars is less strict
+        return True
     before = decoded.ByteSize()
     decoded.DiscardUnknownFields()
     return bool(decoded.ByteSize() != before)
@@ -128,10 +131,14 @@ def as_object(message: bytes, signal: Signal) -> dict[str, Any]:
 
     ValueError when it is none.
     """
+    return _object(_parsed(message, signal))
+
+
+def _parsed(message: bytes, signal: Signal) -> Any:
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     try:
-        return _object(_request_class(signal).FromString(message))
+        return _request_class(signal).FromString(message)
     except DecodeError as error:
         raise ValueError(str(error)) from error
 

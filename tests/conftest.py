@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from hypothesis import settings
 from recorded import Kept
 
 import pdtrace
@@ -22,6 +23,11 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 CHROMIUM = Path("/usr/bin/chromium")
 QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync")  # fmt: skip
+
+
+# The same cases in every run: who looks for new ones passes --hypothesis-profile=default.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -36,6 +36,7 @@ def chart(rows: pl.DataFrame) -> Any:
             order=alt.Order("part:N"),
             tooltip=[
                 alt.Tooltip("prompts:N"), alt.Tooltip("kind:N", title="what"), _theme.tip("mean_ms", "mean (ms)"), _theme.tip("total_s", "sum (s)"),
+                _theme.tip("bound_s", "of it an upper bound (s)"),
                 _theme.tip("known", "requests of which it is known", _theme.COUNT), _theme.tip("requests", "requests", _theme.COUNT),
             ],
         )
@@ -62,7 +63,13 @@ def _said(part: str, mine: pl.DataFrame, of: int) -> str:
     total = float(mine["total_s"].sum())
     mean = numbers.duration(1000 * total / known) if known else numbers.UNKNOWN
     which = f" of {numbers.plural(of, 'request')}" if known == of else f" of {known:,} of {of:,} requests of which it is known"  # fmt: skip
-    return f"{_PARTS[part]}: {numbers.seconds(total)}{which}, {mean} each"
+    bound = float(mine["bound_s"].sum())
+    most = (
+        f" (at most: {numbers.seconds(bound)} of it lie inside prefills known as wall time only)"
+        if bound
+        else ""
+    )
+    return f"{_PARTS[part]}: {numbers.seconds(total)}{which}, {mean} each{most}"
 
 
 def _known(rows: pl.DataFrame) -> pl.DataFrame:

@@ -7,6 +7,7 @@ from pdtrace.numbers import count, duration, plural, rate, seconds, share, size
 
 _COUNTED = "all movements and ranks summed: the requests cannot have waited longer for them"
 
+NOTICED = 0.05  # part of a value from which on a bound in it is told in the title
 ROOMY, FULL = (
     0.8,
     0.95,
@@ -18,12 +19,10 @@ def kv_transfer(row: Row) -> Words:
     if row["bound"]:
         title = f"waiting for KV takes at most {of_ttft(row)} (upper bound)"
         detail = _bounded(row)
-        assumptions = ["the decode side's wait contains the transfer and is not only the transfer"]
     else:
-        title = f"KV transfer and waiting for it take {of_ttft(row)}"
+        most = "at most " if row["upper_bound_s"] > NOTICED * row["value"] else ""
+        title = f"KV transfer and waiting for it take {most}{of_ttft(row)}"
         detail = _split(row)
-        assumptions = []
-    assumptions += _assumed(row)
     return Words(
         title,
         sentence(
@@ -35,7 +34,7 @@ def kv_transfer(row: Row) -> Words:
             _moved(row),
             _link(row),
         ),
-        tuple(assumptions),
+        tuple(_assumed(row)),
         (_advice(row),),
     )
 
@@ -43,14 +42,34 @@ def kv_transfer(row: Row) -> Words:
 def _bounded(row: Row) -> str:
     """The whole wait on the decode side, and what of it is known to be KV time."""
     known = row["interval_low"] or 0.0
+    waited = _waited(row)
+    return sentence(
+        f"{seconds(waited)} are the whole wait on the decode side: transfer, hand-over, "
+        "waiting for KV space or for a step; request by request these data do not tell them apart."
+        if waited
+        else None,
+        _in_walls(row),
+        f"{seconds(known)} are known to be KV time."
+        if known
+        else "None of it is known to be KV time for sure."
+        if waited
+        else None,
+    )
+
+
+def _waited(row: Row) -> float:
+    """Seconds of bounds that are waits on the decode side; below a microsecond it is rounding."""
+    waited: float = row["upper_bound_s"] - row["wall_s"]
+    return waited if waited > 1e-6 else 0.0
+
+
+def _in_walls(row: Row) -> str | None:
+    """Movements beside a prefill of which nobody knows when it computed."""
+    if not row["wall_s"]:
+        return None
     return (
-        f"{seconds(row['upper_bound_s'])} are the whole wait on the decode side: transfer, hand-over, "
-        "waiting for KV space or for a step; request by request these data do not tell them apart. "
-        + (
-            f"{seconds(known)} are known to be KV time."
-            if known
-            else "None of it is known to be KV time for sure."
-        )
+        f"{seconds(row['wall_s'])} lie inside prefills known as wall time only: hidden behind them or waited for, "
+        "which the steps of the prefill would tell."
     )
 
 
@@ -62,12 +81,9 @@ def _split(row: Row) -> str:
             f"between prefill and its start {seconds(row['bridge_s'])} (that may hold waits for KV space), "
             f"waits stated to be for KV space {seconds(row['space_s'])}"
         )
-    bound = (
-        f", and {seconds(row['upper_bound_s'])} of waits that may hold other things"
-        if row["upper_bound_s"]
-        else ""
-    )
-    busy = ""
+    held = _waited(row)
+    bound = f", and {seconds(held)} of waits that may hold other things" if held else ""
+    busy, walls = "", _in_walls(row)
     apart = (row["bridge_s"] or 0) + (row["space_s"] or 0)
     if apart and row["link_busy_s"] is not None:
         busy = (
@@ -75,7 +91,7 @@ def _split(row: Row) -> str:
         )
     return (
         f"Transfer {seconds(row['transfer_s'])}, {waited}{busy}, loads from a cache tier "
-        f"{seconds(row['load_s'])}{bound}."
+        f"{seconds(row['load_s'])}{bound}.{f' {walls}' if walls else ''}"
     )
 
 
@@ -228,7 +244,19 @@ def _contention(row: Row) -> str:
 
 
 def _assumed(row: Row) -> list[str]:
-    """What the sizes rest on."""
+    """What bounds and sizes rest on."""
+    told = []
+    if row["bound"] and _waited(row):
+        told.append("the decode side's wait contains the transfer and is not only the transfer")
+    if row["wall_s"]:
+        told.append(
+            "KV that moved inside a prefill known as wall time only counts as waited for, though the prompt may have "
+            "been computed meanwhile"
+        )
+    return told + _sized(row)
+
+
+def _sized(row: Row) -> list[str]:
     used = (
         row["bytes_basis"] in {"config", "formula", "mixed"}
         if row["transfers"]

@@ -34,9 +34,13 @@ PHASE_DETAILS: dict[str, str] = {
     "preempted": "decode",
     "prefill_exec": "prefill",
     "prefill_gap": "prefill",
+    "kv_load_at_most": "kv_load",  # inside a prefill known as wall time only: may be hidden behind it
     "kv_load": "kv_load",
+    "kv_transfer_at_most": "kv_transfer",
     "kv_transfer": "kv_transfer",
+    "bridge_wait_at_most": "kv_wait",
     "bridge_wait": "kv_wait",
+    "kv_space_wait_at_most": "kv_wait",
     "kv_space_wait": "kv_wait",
     "decode_queue": "decode_queue",
     "decode_stall": "decode",

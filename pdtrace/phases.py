@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from pdtrace.store import Store
 
 MAKES = frozenset({"phases", "phase_sums", "partition_checks"})
+_ON_KV = ("kv_load", "kv_transfer", "bridge_wait", "kv_space_wait")
+_AT_MOST = {name: f"{name}_at_most" for name in _ON_KV}
+_MAY_BE_HIDDEN = "inside a prefill known as wall time only: part of it may be hidden behind that"
+_SPELLED = {"stream_out_first": "stream_out"} | {own: name for name, own in _AT_MOST.items()}
 _AXIS_LIMIT = 2.0**61  # windows laid end to end must stay inside 64-bit nanoseconds
 
 
@@ -74,12 +78,13 @@ def cut(windows: pl.DataFrame, intervals: pl.DataFrame) -> Cut:
     windows = windows.with_columns(pl.col("negative_ns").fill_null(0))
     cuttable = windows.filter(pl.col("end_ns") > pl.col("start_ns"))
     placed = _placed(cuttable, intervals.drop_nulls(["start_ns", "end_ns"]))
-    forwards = _split_at_first_token(cuttable, placed.filter(pl.col("end_ns") > pl.col("start_ns")))
+    forwards = placed.filter(pl.col("end_ns") > pl.col("start_ns"))
+    forwards = _bounded_in_walls(cuttable, _split_at_first_token(cuttable, forwards))
     kinds, numbers = number_kinds(forwards)
     pieces = sweep(_windows(cuttable), _intervals(forwards, kinds, numbers)).owned_by(
         kinds.height - 1
     )
-    kinds = kinds.with_columns(pl.col("detail").replace("stream_out_first", "stream_out"))
+    kinds = kinds.with_columns(pl.col("detail").replace(_SPELLED))
     return Cut(
         _phases(cuttable, pieces, kinds),
         summed(cuttable, pieces, kinds),
@@ -145,6 +150,30 @@ def _split_at_first_token(cuttable: pl.DataFrame, forwards: pl.DataFrame) -> pl.
     )
     parts = pl.concat([before, after]).drop("first_token_ns")
     return pl.concat([forwards.filter(leaving.not_()), parts])
+
+
+def _bounded_in_walls(cuttable: pl.DataFrame, forwards: pl.DataFrame) -> pl.DataFrame:
+    """Inside a prefill known as wall time only, KV that moves held the request up at most so long."""
+    detail = pl.col("detail")
+    moves = forwards.filter(detail.is_in(list(_AT_MOST)))
+    if moves.is_empty():
+        return forwards
+    walls = forwards.filter(detail == "prefill_wall")
+    inside = moves.join(walls.select("window", wall_ns="start_ns", until_ns="end_ns"), on="window")
+    opens, closes = (cuttable[end].gather(inside["window"]) for end in ("start_ns", "end_ns"))
+    inside = inside.with_columns(
+        start_ns=pl.max_horizontal("start_ns", "wall_ns", opens),
+        end_ns=pl.min_horizontal("end_ns", "until_ns", closes),
+    ).filter(pl.col("end_ns") > pl.col("start_ns"))
+    if inside.is_empty():
+        return forwards
+    named = pl.col("detail", "basis", "semantics").cast(pl.String)
+    bounded = inside.select(forwards.columns).with_columns(
+        detail.cast(pl.String).replace(_AT_MOST),
+        basis=pl.lit("upper_bound"),
+        semantics=pl.lit(_MAY_BE_HIDDEN),
+    )
+    return pl.concat([forwards.with_columns(named), bounded])
 
 
 def _windows(cuttable: pl.DataFrame) -> Windows:

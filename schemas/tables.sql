@@ -494,7 +494,8 @@ CREATE TABLE transfer_requests (
   bytes BIGINT,              -- bytes of all of them; NULL when those of any are unknown
   moved_ms DOUBLE,           -- time during which at least one was under way
   hidden_ms DOUBLE,          -- of it inside the request's own prefill steps; NULL where it met a prefill known as wall time only, or none is known
-  exposed_ms DOUBLE          -- time that the request waited for it: phases kv_transfer and kv_load
+  exposed_ms DOUBLE,         -- time that the request waited for it: phases kv_transfer and kv_load
+  bound_ms DOUBLE            -- of it what is only an upper bound: it lies inside a prefill known as wall time only, which may hide it
 );
 
 -- waits between prefill and the start of the transfer, and how much of them a busy link fills

@@ -86,6 +86,31 @@ def test_what_is_hidden_behind_the_prompt_is_no_wait() -> None:
         assert (rows[f"{part}_ms"] - rows[f"true_{part}_ms"]).abs().max() < 0.001, part  # type: ignore[operator]
 
 
+def test_where_the_prefill_is_known_as_wall_time_only_the_truth_lies_between_the_bounds(
+    tmp_path: Path,
+) -> None:
+    run = simulate("transfer_layerwise", seed=2, duration_s=15)
+    folder = write(run, tmp_path)
+    for path in folder.glob("*.jsonl"):
+        path.write_text(
+            path.read_text("utf-8").replace('"prefill_exec"', '"prefill_wall"'), "utf-8"
+        )
+    store = Store()
+    ingest([folder], store)
+    row = store.query("kv_transfer").row(0, named=True)
+    said = wording.finding("kv_transfer", row)
+    truth = moved(run)
+    waited = (
+        truth["transfer_end_ns"] - truth["prefill_end_ns"]
+    ).sum() / 1e9  # for link and transfer
+    whole = (truth["transfer_end_ns"] - truth["transfer_start_ns"]).sum() / 1e9
+    assert row["interval_low"] == pytest.approx(waited, rel=0.02)
+    assert row["interval_high"] == row["value"] == pytest.approx(waited + row["wall_s"], rel=0.02)
+    assert row["transfer_s"] + row["wall_s"] == pytest.approx(whole, rel=0.02)
+    assert "at most" in said.title
+    assert row["hidden_s"] is None
+
+
 def test_distserve_stages_are_those_of_the_run() -> None:
     run, store = seen("transfer_bound")
     rows = store.sql("FROM distserve_stages ORDER BY issued_ns").join(

@@ -68,7 +68,7 @@ def by_hand(window: tuple[int, int, int | None], mine: list[tuple[Any, ...]]) ->
             if left is not None and right is not None and left <= now < right
         ]
         best = min(open_details, key=order.index, default="unattributed")
-        answer.append("stream_out" if best == "stream_out_first" else best)
+        answer.append("stream_out" if best == "stream_out_first" else best.removesuffix("_at_most"))
     return answer
 
 
@@ -208,6 +208,26 @@ def cut(store: Store, **options: Any) -> list[tuple[str, int, int]]:
     return store.sql(
         "SELECT detail, start_ns, end_ns FROM phases ORDER BY request, start_ns"
     ).rows()
+
+
+def test_kv_that_moves_inside_a_prefill_known_as_wall_time_is_an_upper_bound(store: Store) -> None:
+    request(store, 0, 100)
+    leg(store, "p", role="prefill", worker="P")
+    leg(store, "d", role="decode", worker="D")
+    interval(store, "p", "prefill_wall", 0, 40)
+    interval(store, "p", "prefill_exec", 10, 20)
+    interval(store, "d", "kv_transfer", 5, 60)
+    assert cut(store) == [
+        ("prefill_wall", 0, 5), ("kv_transfer", 5, 10), ("prefill_exec", 10, 20), ("kv_transfer", 20, 40),
+        ("kv_transfer", 40, 60), ("unattributed", 60, 100),
+    ]  # fmt: skip
+    kv = store.rows(
+        "SELECT basis, worker FROM phases WHERE phase = 'kv_transfer' ORDER BY start_ns"
+    )
+    assert kv == [("upper_bound", "D"), ("upper_bound", "D"), ("measured", "D")]
+    assert store.rows(
+        "SELECT duration_ns, bound_ns FROM phase_sums WHERE detail = 'kv_transfer'"
+    ) == [(45, 25)]
 
 
 def test_the_queue_of_a_pairs_decode_leg_is_a_wait_for_kv(store: Store) -> None:

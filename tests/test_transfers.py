@@ -245,6 +245,51 @@ def test_behind_a_prefill_known_as_wall_time_the_hidden_part_is_unknown(con: Sto
     assert con.query("transfer_summary")["hidden_s"].to_list() == [None]
 
 
+def test_kv_that_moves_inside_a_prefill_known_as_wall_time_is_called_an_upper_bound(
+    con: Store,
+) -> None:
+    split(con)
+    for i in range(20):
+        con.append("phases", [at(i, "prefill", "prefill_wall", 0, 60), at(i, "kv_transfer", "kv_transfer", 60, 100, "upper_bound"),
+                              at(i, "kv_transfer", "kv_transfer", 100, 110)])  # fmt: skip
+    con.append("transfers", [move(i, 60, 110) for i in range(20)])
+    sides(con)
+    parts = con.sql("SELECT DISTINCT hidden_ms, exposed_ms, bound_ms FROM transfer_requests").rows()
+    assert parts == [(None, 50, 40)]
+    (row,) = con.query("kv_transfer").to_dicts()
+    assert (row["value"], row["interval_low"], row["interval_high"]) == tuple(
+        map(pytest.approx, (1.0, 0.2, 1.0))
+    )
+    assert (row["transfer_s"], row["upper_bound_s"], row["wall_s"], row["bound"]) == (
+        pytest.approx(0.2), pytest.approx(0.8), pytest.approx(0.8), True,
+    )  # fmt: skip
+    said = wording.finding("kv_transfer", row)
+    assert (
+        said.title
+        == "waiting for KV takes at most 25 % of the time before first tokens (upper bound)"
+    )
+    assert "0.80 s lie inside prefills known as wall time only" in said.detail
+    assert "0.20 s are known to be KV time" in said.detail
+    assert "decode side" not in said.detail.partition("known to be KV time")[0]
+    assert any("known as wall time only counts as waited for" in text for text in said.assumptions)
+
+
+def test_a_small_part_that_is_only_bounded_is_told_in_title_and_text(con: Store) -> None:
+    split(con)
+    for i in range(20):
+        con.append("phases", [at(i, "kv_transfer", "kv_transfer", 90, 100, "upper_bound"),
+                              at(i, "kv_transfer", "kv_transfer", 100, 130)])  # fmt: skip
+    (row,) = con.query("kv_transfer").to_dicts()
+    said = wording.finding("kv_transfer", row)
+    assert (
+        said.title
+        == "KV transfer and waiting for it take at most 20 % of the time before first tokens"
+    )
+    assert "Transfer 0.60 s" in said.detail
+    assert "0.20 s lie inside prefills known as wall time only" in said.detail
+    assert "that may hold other things" not in said.detail
+
+
 def test_a_link_is_known_by_what_it_gave_while_busy(con: Store) -> None:
     split(con, 4)
     con.append("transfers", [

@@ -2,7 +2,7 @@
 
 The movements of a request are a union: layers or chunks that overlap count once. Hidden is what lies
 inside steps of its own prefill (detail prefill_exec); exposed is what the partition gives to kv_transfer
-and kv_load. What is neither lies under other work, or outside the request's window. A table and no view:
+and kv_load; what of that lies inside a prefill known as wall time is an upper bound. What is neither lies under other work, or outside the request's window. A table and no view:
 phases are large, and only data in which KV moved need them here.
 """
 
@@ -13,6 +13,7 @@ import polars as pl
 SCHEMA = {
     "deployment": pl.String, "request": pl.String, "movements": pl.Int64, "bytes": pl.Int64,
     "moved_ms": pl.Float64, "hidden_ms": pl.Float64, "exposed_ms": pl.Float64,
+    "bound_ms": pl.Float64,
 }  # fmt: skip
 
 # A prefill known as wall time that ends where the movement begins was cut there by it, or ended there:
@@ -45,14 +46,17 @@ under_way AS (
   GROUP BY request
 ),
 own_phase AS (
-  SELECT p.request, p.phase, p.detail, p.start_ns, p.end_ns, m.start_ns AS move_ns
+  SELECT p.request, p.phase, p.detail, p.start_ns, p.end_ns, p.basis, m.start_ns AS move_ns
   FROM phases AS p
   JOIN moved AS m ON m.request = p.request
   WHERE p.phase = 'prefill' OR p.detail IN ('kv_transfer', 'kv_load')
 ),
 own AS (
   SELECT request, bool_or(phase = 'prefill') AS prefill_known,
-    coalesce(bool_or(detail = 'prefill_wall' AND end_ns >= move_ns), false) AS met_wall,
+    coalesce(bool_or(detail = 'prefill_wall' AND end_ns >= move_ns), false)
+      OR coalesce(bool_or(phase != 'prefill' AND basis = 'upper_bound'), false) AS met_wall,
+    coalesce(sum(end_ns - start_ns) FILTER (phase != 'prefill' AND basis = 'upper_bound'), 0)
+      / 1e6 AS bound_ms,
     coalesce(sum(end_ns - start_ns) FILTER (phase != 'prefill'), 0) / 1e6 AS exposed_ms
   FROM own_phase
   GROUP BY request
@@ -68,7 +72,7 @@ hidden AS (
 )
 SELECT m.deployment, m.request, m.movements, m.bytes, u.moved_ms,
   CASE WHEN o.prefill_known AND NOT o.met_wall THEN coalesce(h.hidden_ms, 0) END AS hidden_ms,
-  coalesce(o.exposed_ms, 0) AS exposed_ms
+  coalesce(o.exposed_ms, 0) AS exposed_ms, coalesce(o.bound_ms, 0) AS bound_ms
 FROM moved AS m
 JOIN under_way AS u ON u.request = m.request
 LEFT JOIN own AS o ON o.request = m.request

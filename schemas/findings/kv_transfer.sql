@@ -4,7 +4,8 @@
 -- Exposed time only: what is hidden behind computation is no wait (hidden_s). Where an engine cannot
 -- tell the transfer from other waits on the decode side, the whole wait is an upper bound: then
 -- interval_low is what is known to be KV time, interval_high (= value) includes the bound, and
--- `bound` says that more than half of value is such a bound. Counters of the movements narrow it:
+-- `bound` says that more than half of value is such a bound. So is a movement inside a prefill that
+-- is known as wall time only (wall_s): the prompt may have been computed meanwhile. Counters of the movements narrow it:
 -- no more than counter_s of the wait can be the transfer itself, provided that they tell of as many
 -- movements as requests waited (at_most_transfer_s). Where P makes the first token the wait lies in
 -- the first gap, not in TTFT: after_first_s, first_gap_ratio. Where prefill and decode are split,
@@ -37,10 +38,11 @@
 --   wait_p90_ms         DOUBLE     ms  90th percentile
 --   wait_p99_ms         DOUBLE     ms  99th percentile
 --   bound               BOOLEAN    value is mainly an upper bound
---   transfer_s          DOUBLE     s  part in a transfer that somebody states
+--   transfer_s          DOUBLE     s  part in a transfer that somebody states and that no prefill can have hidden
 --   wait_s              DOUBLE     s  part waiting for the transfer to begin or for KV space
 --   upper_bound_s       DOUBLE     s  part that is an upper bound
---   load_s              DOUBLE     s  part loading a prefix from another cache tier
+--   wall_s              DOUBLE     s  of it movements inside a prefill known as wall time only: hidden behind it, or waited for
+--   load_s              DOUBLE     s  part loading a prefix from another cache tier that no prefill can have hidden
 --   transfers           BIGINT     KV movements that records tell one by one; NULL when none do
 --   transferred_bytes   BIGINT     bytes  what they moved; NULL unknown
 --   failed_transfers    BIGINT     movements that failed or expired; NULL where the outcome of any is not stated
@@ -140,11 +142,13 @@ SELECT d.deployment,
   coalesce(s.paths, []) AS sources,
   seen, e2e_ratio AS share_of_e2e_ratio, wait_p50_ms, wait_p90_ms, wait_p99_ms,
   bound_s > 0.5 * d.wait_s AS bound,
-  coalesce(detail_s['kv_transfer'], 0) AS transfer_s,
+  coalesce(detail_s['kv_transfer'] - bound_detail_s['kv_transfer'], 0) AS transfer_s,
   coalesce(detail_s['bridge_wait'] - bound_detail_s['bridge_wait'], 0)
     + coalesce(detail_s['kv_space_wait'] - bound_detail_s['kv_space_wait'], 0)
     + coalesce(detail_s['kv_wait_upper_bound'] - bound_detail_s['kv_wait_upper_bound'], 0) AS wait_s,
-  bound_s AS upper_bound_s, coalesce(detail_s['kv_load'], 0) AS load_s,
+  bound_s AS upper_bound_s,
+  coalesce(bound_detail_s['kv_transfer'], 0) + coalesce(bound_detail_s['kv_load'], 0) AS wall_s,
+  coalesce(detail_s['kv_load'] - bound_detail_s['kv_load'], 0) AS load_s,
   m.movements AS transfers, m.bytes AS transferred_bytes,
   o.failed_transfers, coalesce(o.directions, []) AS directions, m.bytes_basis,
   coalesce(detail_s['bridge_wait'] - bound_detail_s['bridge_wait'], 0) AS bridge_s,

@@ -15,10 +15,11 @@
 --   known          BIGINT           of them, those of which this part is known
 --   mean_ms        DOUBLE   ms      mean over those; NULL unknown
 --   total_s        DOUBLE   s       sum over those
+--   bound_s        DOUBLE   s       of total_s what is only an upper bound: inside a prefill known as wall time only
 --   bytes          BIGINT   bytes   bytes moved; NULL when those of any are unknown
 --   level          VARCHAR          B
 WITH numbered AS (
-  SELECT t.deployment, t.request, t.bytes, t.moved_ms, t.hidden_ms, t.exposed_ms, r.prompt_tokens,
+  SELECT t.deployment, t.request, t.bytes, t.moved_ms, t.hidden_ms, t.exposed_ms, t.bound_ms, r.prompt_tokens,
     CASE WHEN r.prompt_tokens IS NULL THEN NULL
       ELSE ntile(5) OVER (
         PARTITION BY t.deployment, r.prompt_tokens IS NULL ORDER BY r.prompt_tokens, t.request
@@ -32,8 +33,9 @@ banded AS (
 ),
 part AS (
   SELECT deployment, band, prompt_tokens, bytes, unnest([
-      {'part': 'exposed', 'ms': exposed_ms}, {'part': 'hidden', 'ms': hidden_ms},
-      {'part': 'moved', 'ms': moved_ms}
+      {'part': 'exposed', 'ms': exposed_ms, 'most_ms': bound_ms},
+      {'part': 'hidden', 'ms': hidden_ms, 'most_ms': 0.0},
+      {'part': 'moved', 'ms': moved_ms, 'most_ms': 0.0}
     ], recursive := true)
   FROM banded
 )
@@ -43,6 +45,7 @@ SELECT deployment, coalesce(band, 6)::BIGINT AS place,
     ELSE format('{:,}', min(prompt_tokens)) || '–' || format('{:,}', max(prompt_tokens)) || ' tokens'
   END AS prompts,
   part, count(*) AS requests, count(ms) AS known, avg(ms) AS mean_ms, sum(ms) / 1e3 AS total_s,
+  coalesce(sum(most_ms), 0) / 1e3 AS bound_s,
   CASE WHEN count(bytes) = count(*) THEN sum(bytes)::BIGINT END AS bytes, 'B' AS level
 FROM part
 GROUP BY deployment, band, part

@@ -16,7 +16,7 @@
 --   timed_requests       BIGINT   requests whose movements have start and end
 --   moved_s              DOUBLE   s      time that their movements were under way, overlaps within a request once
 --   hidden_s             DOUBLE   s      of it inside the request's own prefill steps; NULL when that of any is unknown
---   exposed_s            DOUBLE   s      time that they waited for it
+--   exposed_s            DOUBLE   s      time that they waited for it; at most, where hidden_s is NULL
 --   counter_transfers    BIGINT   movements that counters tell of (each rank's own counts)
 --   counter_s            DOUBLE   s      sum of their durations; NULL unknown
 --   counter_bytes        BIGINT   bytes  their bytes; NULL unknown

@@ -41,6 +41,7 @@ class Reader:
         self.last_ns: dict[str, int] = {}  # stream -> its last stamp
         self.requests: list[pl.DataFrame] = []
         self.answers: list[requests.Answer] = []
+        self.calls: dict[int, list[int]] = {}  # run -> generation calls answered, with an error
         self.last_alarm: tuple[int, str, str] | None = None
         self.last_alarm_ns: int | None = None
         self.preempted: dict[int, int] = {}  # run -> V0's counter
@@ -71,6 +72,7 @@ class Reader:
     def close(self) -> None:
         """Write the legs and what is known of the servers."""
         self._legs()
+        self._state_calls()
         self.runs.close()
         for run in self.runs.all:
             if run.worker:
@@ -218,7 +220,9 @@ class Reader:
             [lines.select("record", "run", "stream", "after_ns", "gap_ns"), groups],
             how="horizontal",
         )
-        errors = lines.filter(pl.col("status").cast(pl.Int64, strict=False) >= 400)
+        failed = pl.col("status").cast(pl.Int64, strict=False) >= 400
+        self._count_calls(lines, failed)
+        errors = lines.filter(failed)
         self._skip(lines.filter(~pl.col("record").is_in(errors["record"].implode())), ACCESS)
         found = []
         for record, index, stream, after, gap, method, path, status in errors.iter_rows():
@@ -241,6 +245,21 @@ class Reader:
                 self.answers.append((record, index, time_ns, int(status)))
         if found:
             self.out.add("events", found)
+
+    def _count_calls(self, lines: pl.DataFrame, failed: pl.Expr) -> None:
+        path = pl.col("path").str.replace(r"\?.*$", "")
+        asked = (pl.col("method") == "POST") & path.str.contains(requests.GENERATION_PATH)
+        counted = lines.filter(asked).group_by("run").agg(pl.len(), failed.sum().alias("failed"))
+        for run, answered, wrong in counted.iter_rows():
+            calls = self.calls.setdefault(run, [0, 0])
+            calls[0], calls[1] = calls[0] + answered, calls[1] + wrong
+
+    def _state_calls(self) -> None:
+        """What access lines count; a log without request lines tells of single calls only where they failed."""
+        for run, counts in self.calls.items():
+            worker = self.runs.worker(self.runs.all[run])
+            for key, value in zip(("http_calls", "http_calls_failed"), counts, strict=True):
+                self.out.fact(worker, key, value)
 
     def _settings(self, lines: pl.DataFrame) -> None:
         found: list[dict[str, Any]] = []

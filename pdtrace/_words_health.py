@@ -88,9 +88,15 @@ def failed_requests(row: Row) -> Words:
             f"{row['http_errors']:,} HTTP errors without a request seen ({row['server_errors']:,} of the server)"
         )
     kinds = ", ".join(f"{e['error']}: {e['requests']:,}" for e in (row["errors"] or [])[:5])
+    of = f" of {plural(row['seen'], 'request')}" if row["seen"] else ""
+    if row["calls"]:
+        of = f" of {row['calls']:,} calls that the access lines of the log count"
     return Words(
-        title=f"{' and '.join(parts) or 'no'} of {plural(row['seen'], 'request')}",
+        title=f"{' and '.join(parts) or 'no'}{of}",
         detail=sentence(
+            "The log names no request that went well: the requests in these data are the failed ones."
+            if row["calls"]
+            else None,
             f"Kinds: {kinds}." if kinds else None,
             f"{plural(row['retried'], 'request')} needed more than one attempt."
             if row["retried"]

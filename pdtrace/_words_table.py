@@ -215,11 +215,8 @@ def failures(row: Row) -> str:
     ended = [f"{row[key]:,} {key}" for key in ("failed", "aborted") if row[key]]
     if not ended:
         return ""
-    return (
-        f"{' and '.join(ended)} of {plural(row['seen'], 'request')}"
-        + (f" ({kinds})" if kinds else "")
-        + "."
-    )
+    of = f"{row['calls']:,} calls" if row["calls"] else plural(row["seen"], "request")
+    return f"{' and '.join(ended)} of {of}" + (f" ({kinds})" if kinds else "") + "."
 
 
 def _capital(text: str) -> str:

@@ -603,6 +603,22 @@ def test_http_errors_alone_are_level_d(con: Store) -> None:
     assert (row["level"], row["severity"], row["seen"], row["share"]) == ("D", "info", 0, None)
 
 
+def test_failed_requests_do_not_stand_for_the_calls_that_only_access_lines_count(
+    con: Store,
+) -> None:
+    """A log without request lines names a call only where its answer was an error."""
+    con.append("requests", [request(n, outcome="failed") for n in range(5)])
+    con.append("workers", [worker("a", "aggregated")])
+    con.append("facts", [
+        {"worker": "a", "key": "http_calls", "value": "1000"},
+        {"worker": "a", "key": "http_calls_failed", "value": "5"},
+    ])  # fmt: skip
+    row = one(con, "failed_requests")
+    assert (row["failed"], row["seen"], row["calls"], row["share"]) == (5, 5, 1000, 0.005)
+    assert row["severity"] == "warning" and row["interval_high"] < 12
+    assert "5 failed of 1,000 calls" in wording.finding("failed_requests", row).title
+
+
 def test_no_failure_no_row(con: Store) -> None:
     con.append("requests", [request(n) for n in range(20)])
     none(con, "failed_requests")

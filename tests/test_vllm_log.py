@@ -521,3 +521,21 @@ def test_known_answers_of_the_decode_server(collect, shared: Path) -> None:
         == 307 - found["steps"].filter(pl.col("pulled_requests").is_null()).height
     )
     assert found["legs"].height == 307
+
+
+def test_access_lines_are_counted_as_calls(collect, tmp_path) -> None:
+    """Health checks are no calls; a query string changes nothing."""
+    stats = "INFO 06-01 12:00:{:02} [loggers.py:118] Engine 000: Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 1.0 tokens/s, Running: 1 reqs, Waiting: 0 reqs, GPU KV cache usage: 0.1%"
+    access = 'INFO:     10.0.0.7:4123 - "{} HTTP/1.1" {} X'
+    lines = [
+        stats.format(0),
+        access.format("POST /v1/messages?beta=true", 200),
+        access.format("GET /health", 200),
+    ]
+    lines += [access.format("POST /v1/chat/completions", 500), stats.format(10)]
+    path = tmp_path / "vllm.log"
+    path.write_text("\n".join(lines) + "\n")
+    found = collect(vllm_log, path)
+    assert balanced(found)
+    said = facts(found)
+    assert (said["http_calls"], said["http_calls_failed"]) == ("2", "1")

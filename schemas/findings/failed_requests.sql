@@ -5,9 +5,11 @@
 -- failures, not as good. Severity: critical when the lower bound of the failed share is 5 % or
 -- more; warning when anything failed, or an error of the server (5xx) was logged; info when only
 -- aborts or client errors were seen. Level C (outcomes of requests), D when only events tell.
+-- Where no request but failed ones is known, and they are those that the access lines of a log
+-- count among more calls, the share is that of the calls: failed requests do not stand for all.
 --
 -- grain:   one row per deployment
--- needs:   requests, events, workers, legs, deployment_sources
+-- needs:   requests, events, workers, legs, facts, deployment_sources
 -- when:    EXISTS (FROM requests WHERE outcome IN ('failed', 'aborted'))
 --          OR EXISTS (FROM events WHERE kind = 'http_error')
 -- columns:
@@ -17,9 +19,9 @@
 --   level          VARCHAR    C or D
 --   value          DOUBLE     failed requests
 --   unit           VARCHAR    requests
---   interval_low   DOUBLE     95 % Wilson interval of the failed share x requests seen, lower end
+--   interval_low   DOUBLE     95 % Wilson interval of the failed share x requests seen (calls counted), lower end
 --   interval_high  DOUBLE     upper end
---   share          DOUBLE     failed over all requests seen
+--   share          DOUBLE     failed over all requests seen, or over all calls counted
 --   requests       BIGINT     failed and aborted requests
 --   workers        VARCHAR[]  workers of the failed requests, most first
 --   culprits       STRUCT(request VARCHAR, "value" DOUBLE)[]  the five failed or aborted requests that lasted longest; value: seconds
@@ -30,6 +32,8 @@
 --   retried        BIGINT     requests with more than one attempt, whatever their outcome
 --   http_errors    BIGINT     HTTP errors logged that belong to no failed request
 --   server_errors  BIGINT     of them 5xx
+--   calls          BIGINT     calls for an answer in the access lines, where only the failed ones are known as requests; else NULL
+--   calls_failed   BIGINT     of them, answered with an error
 --   errors         STRUCT("error" VARCHAR, requests BIGINT)[]  kinds of error, most frequent first
 WITH outcome_count AS (
   SELECT deployment, count(*) AS seen,
@@ -97,19 +101,36 @@ http_count AS (
   WHERE e.kind = 'http_error' AND f.name IS NULL AND k.record IS NULL
   GROUP BY w.deployment
 ),
+call_count AS (
+  SELECT w.deployment,
+    sum(CAST(f.value AS BIGINT)) FILTER (f.key = 'http_calls')::BIGINT AS calls,
+    sum(CAST(f.value AS BIGINT)) FILTER (f.key = 'http_calls_failed')::BIGINT AS calls_failed
+  FROM facts AS f
+  JOIN workers AS w ON w.worker = f.worker
+  WHERE f.key IN ('http_calls', 'http_calls_failed')
+  GROUP BY w.deployment
+),
+counted AS (
+  SELECT o.deployment, c.calls, c.calls_failed
+  FROM outcome_count AS o
+  JOIN call_count AS c ON c.deployment IS NOT DISTINCT FROM o.deployment
+  WHERE o.failed = o.seen AND o.failed = c.calls_failed AND c.calls > o.failed
+),
 joined AS (
   SELECT coalesce(o.deployment, h.deployment) AS deployment, o.* EXCLUDE (deployment),
     coalesce(h.http_errors, 0) AS http_errors, coalesce(h.server_errors, 0) AS server_errors,
-    o.failed / o.seen AS p
+    c.calls, c.calls_failed, coalesce(c.calls, o.seen) AS n,
+    coalesce(c.calls_failed / c.calls, o.failed / o.seen) AS p
   FROM outcome_count AS o
   FULL JOIN http_count AS h ON h.deployment IS NOT DISTINCT FROM o.deployment
+  LEFT JOIN counted AS c ON c.deployment IS NOT DISTINCT FROM o.deployment
 ),
 bounded AS (
   -- Wilson (1927), z = 1.96
   SELECT *,
-    (p + 1.92 / seen - 1.96 * sqrt(p * (1 - p) / seen + 0.96 / seen / seen)) / (1 + 3.84 / seen)
+    (p + 1.92 / n - 1.96 * sqrt(p * (1 - p) / n + 0.96 / n / n)) / (1 + 3.84 / n)
       AS low,
-    (p + 1.92 / seen + 1.96 * sqrt(p * (1 - p) / seen + 0.96 / seen / seen)) / (1 + 3.84 / seen)
+    (p + 1.92 / n + 1.96 * sqrt(p * (1 - p) / n + 0.96 / n / n)) / (1 + 3.84 / n)
       AS high
   FROM joined
 )
@@ -119,13 +140,14 @@ SELECT b.deployment,
   cost_s,
   CASE WHEN coalesce(failed + aborted, 0) > 0 THEN 'C' ELSE 'D' END AS level,
   coalesce(failed, 0)::DOUBLE AS value, 'requests' AS unit,
-  greatest(0, low) * seen AS interval_low, least(1, high) * seen AS interval_high,
+  greatest(0, low) * n AS interval_low, least(1, high) * n AS interval_high,
   p AS share, coalesce(failed + aborted, 0) AS requests,
   coalesce(w.workers, []) AS workers,
   coalesce(culprits, []) AS culprits,
   coalesce(s.paths, []) AS sources,
   coalesce(seen, 0) AS seen, coalesce(failed, 0) AS failed, coalesce(aborted, 0) AS aborted,
-  coalesce(retried, 0) AS retried, http_errors, server_errors, coalesce(e.errors, []) AS errors
+  coalesce(retried, 0) AS retried, http_errors, server_errors, calls, calls_failed,
+  coalesce(e.errors, []) AS errors
 FROM bounded AS b
 LEFT JOIN error_list AS e ON e.deployment IS NOT DISTINCT FROM b.deployment
 LEFT JOIN worker_list AS w ON w.deployment IS NOT DISTINCT FROM b.deployment

@@ -94,7 +94,9 @@ def progress() -> Iterator[Progress | None]:
 
 def read_options(since: str | None, until: str | None, keep_content: bool) -> Options:
     """The options of reading, from what was typed."""
-    from pdtrace import _no_pandas
+    from pdtrace import _lone_blas, _no_pandas
+
+    _lone_blas.load()
     from pdtrace.ingest import Options
     from pdtrace.options import parse_window
 

@@ -12,6 +12,7 @@ import pytest
 from pdtrace import methods
 from pdtrace.ingest import ingest
 from pdtrace.methods._exposure import Exposure, mean_level, prefill_windows
+from pdtrace.methods._permuted import _shuffled
 from pdtrace.methods.interference_requests import RESULT_SCHEMA, interference
 from pdtrace.store import Store
 
@@ -179,6 +180,28 @@ def test_mean_level_is_the_mean_number_active_and_their_context() -> None:
 def test_a_prompt_is_computed_after_the_first_token_before_it() -> None:
     arrivals, firsts = np.array([0.0, 0.5, np.nan]), np.array([1.0, 3.0, 4.0])
     assert prefill_windows(arrivals, firsts).tolist() == [0.0, 1.0, 4.0]
+
+
+@pytest.mark.parametrize("count", [1, 15, 40, 41, 59])
+def test_lengths_change_places_inside_their_stretch_only(count: int) -> None:
+    parts = list(_shuffled(np.arange(count * 1.0), 20, 3, np.random.default_rng(1)))
+    stretches = max(1, count // 20)
+    place = np.arange(count) * stretches // count
+    for row in np.concatenate(parts):
+        assert sorted(row) == list(range(count))
+        assert (place[row.astype(int)] == place).all()
+
+
+def test_many_shuffles_are_the_same_whether_they_come_at_once_or_some_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def rows() -> list[np.ndarray[Any, Any]]:
+        return list(_shuffled(np.arange(50.0), 20, 7, np.random.default_rng(1)))
+
+    (at_once,) = rows()
+    monkeypatch.setattr("pdtrace.methods._permuted.CELLS_AT_ONCE", 100)
+    assert len(rows()) == 4
+    assert np.array_equal(np.concatenate(rows()), at_once)
 
 
 def test_a_table_of_requests_with_workers_is_enough(tmp_path: Path) -> None:

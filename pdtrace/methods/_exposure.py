@@ -35,6 +35,7 @@ class Exposure:
     by_start: Ints
     by_end: Ints
     places: tuple[Ints, ...]
+    in_order: bool  # prompts already stand in the order of their ends
     pieces: Pieces | None  # where few windows overlap: a part of the work to do for each weight
 
     @classmethod
@@ -50,7 +51,8 @@ class Exposure:
             np.searchsorted(last, until, "right"),
         )
         pieces = _pieces(starts[by_end], last, at, until, places[2:])
-        return cls(starts, ends, at, until, by_start, by_end, places, pieces)
+        in_order = bool((np.diff(ends) >= 0).all())
+        return cls(starts, ends, at, until, by_start, by_end, places, in_order, pieces)
 
     def tokens(self, weights: Floats) -> Floats:
         """Weight computed inside each decode window; `weights` is one row or a table of rows.
@@ -58,7 +60,8 @@ class Exposure:
         A request's own prompt ends where its decode window begins: it never counts.
         """
         if self.pieces is not None:
-            return self._by_pieces(weights[..., self.by_end], self.pieces)
+            ordered = weights if self.in_order else weights[..., self.by_end]
+            return self._by_pieces(ordered, self.pieces)
         rate = weights / (self.ends - self.starts)
         begun = _running(rate[..., self.by_start])
         begun_at = _running((rate * self.starts)[..., self.by_start])

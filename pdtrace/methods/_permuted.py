@@ -8,6 +8,7 @@ Sampling stops as soon as the answer is sure to be no (Besag & Clifford 1991).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ BATCH = 111  # permutations computed at once
 CLIP = 8.0  # residuals beyond so many scaled MAD count as that many
 LOST_HOPE = 10  # shuffles as good as the real lengths: p stays above 0.01
 CELLS = 4_000_000  # permutations x requests that are computed at most
+CELLS_AT_ONCE = 128_000  # of these, so many lie in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,12 @@ def test(
     done = as_good = 0
     while done < rounds and as_good < LOST_HOPE:
         size = min(batch, rounds - done)
-        met = columns(_shuffled(lengths, stretch, size, random))
-        x, y, a, b, c, x_rest, y_rest = products.of(met)
-        as_good += int((_gains(x, y, a, b, c)[0] >= real * (1 - 1e-9)).sum())
-        _, by_one, by_two = _gains(x_rest, y_rest, a, b, c)
-        seconds.append(by_one * met[0].sum(axis=1) + by_two * met[1].sum(axis=1))
+        for rows in _shuffled(lengths, stretch, size, random):
+            met = columns(rows)
+            x, y, a, b, c, x_rest, y_rest = products.of(met)
+            as_good += int((_gains(x, y, a, b, c)[0] >= real * (1 - 1e-9)).sum())
+            _, by_one, by_two = _gains(x_rest, y_rest, a, b, c)
+            seconds.append(by_one * met[0].sum(axis=1) + by_two * met[1].sum(axis=1))
         done += size
     spread = float(np.sqrt(np.mean(np.concatenate(seconds) ** 2)))
     return Gain((1 + as_good) / (1 + done), spread / float(duration.sum()), done)
@@ -142,11 +145,29 @@ def _gains(x: Floats, y: Floats, a: Floats, b: Floats, c: Floats) -> tuple[Float
     )
 
 
-def _shuffled(lengths: Floats, stretch: int, size: int, random: np.random.Generator) -> Floats:
-    """Rows of lengths, shuffled inside stretches of successive requests."""
+def _shuffled(
+    lengths: Floats, stretch: int, size: int, random: np.random.Generator
+) -> Iterator[Floats]:
+    """Rows of lengths, shuffled inside stretches of successive requests; some rows at a time.
+
+    Each stretch is sorted by random numbers: many short sorts take a third of a long one's time.
+    """
     count = len(lengths)
     stretches = max(1, count // stretch)
-    place = np.minimum(np.arange(count) * stretches // count, stretches - 1)
-    order = np.argsort(place + random.random((size, count)), axis=1)
-    found: Floats = lengths[order]
-    return found
+    place = np.arange(count) * stretches // count
+    begin = np.searchsorted(place, np.arange(stretches))
+    longest = int(np.diff(begin, append=count).max())
+    slots = begin[:, None] + np.arange(longest)
+    spare = slots >= np.append(begin[1:], count)[:, None]  # where a stretch is shorter
+    slots[spare] = 0
+    at_once = max(1, CELLS_AT_ONCE // count)
+    for done in range(0, size, at_once):
+        keys = place + random.random((min(at_once, size - done), count))
+        if not spare.any():
+            order = np.argsort(keys.reshape(-1, *slots.shape), axis=-1) + begin[:, None]
+            yield lengths[order.reshape(keys.shape)]
+            continue
+        keys = keys[:, slots]
+        keys[:, spare] = np.inf
+        order = np.argsort(keys, axis=-1) + begin[:, None]
+        yield lengths[order[:, ~spare]]

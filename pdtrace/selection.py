@@ -13,133 +13,28 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Self
 
 import duckdb
 
 from pdtrace import _selection_tables as cuts
 from pdtrace import goodput, library, slo
 from pdtrace._aside import Aside
+from pdtrace._selection_filter import Band, Filter, State, left_of, of_deployment
 from pdtrace.errors import PdtraceError
-from pdtrace.model import SloPolicy
 from pdtrace.store import Asked, Store
 
+__all__ = ["Band", "Filter", "Selection", "Selections", "State", "Stop", "Superseded"]
+
 KEPT = 12  # selections that stay ready; the one used longest ago goes first
-State = Literal["met", "missed", "open"]  # open: cannot be told, or no class of limits takes it
-_OWN = "{}.deployment IS NOT DISTINCT FROM (SELECT wanted_deployment FROM _wanted)"
 _WORD = re.compile(r"\w+")
 
 
 class Superseded(PdtraceError):
     """The answer is not wanted any more."""
-
-
-@dataclass(frozen=True)
-class Band:
-    """Numbers from `low` (inclusive) below `high`; None is open. `unknown`: those that are not known instead."""
-
-    low: int | None = None
-    high: int | None = None
-    unknown: bool = False
-
-
-@dataclass(frozen=True)
-class Filter:
-    """Which requests are wanted. Nothing set: all of them. A None among texts means those of unknown value."""
-
-    deployment: str | None = None
-    from_ns: int | None = None
-    until_ns: int | None = None
-    models: tuple[str | None, ...] = ()
-    workers: tuple[str | None, ...] = ()
-    tenants: tuple[str | None, ...] = ()
-    prompt: Band | None = None
-    output: Band | None = None
-    states: tuple[State, ...] = ()
-    limits: SloPolicy | None = None
-
-    @property
-    def by_time(self) -> bool:
-        """Whether requests are chosen by when they started."""
-        return self.from_ns is not None or self.until_ns is not None
-
-    @property
-    def by_request(self) -> bool:
-        """Whether requests are chosen by what they are, so that steps and samples cannot follow."""
-        return bool(self.models or self.tenants or self.prompt or self.output or self.states)
-
-    @property
-    def chooses(self) -> bool:
-        """Whether any request may be left out."""
-        return bool(self.deployment or self.by_time or self.by_request or self.workers)
-
-    def scope(self, name: str) -> tuple[cuts.Scope, ...]:
-        """What the numbers of a query are of: the selection, all requests of its workers, or the whole run."""
-        by_worker = bool(self.workers)
-        return cuts.scope(
-            name, by_request=self.by_request, by_time=self.by_time, by_worker=by_worker
-        )
-
-    def conditions(self) -> tuple[str, list[object]]:
-        """One SQL condition over `r` (requests of the deployment) and `s` (slo_requests), and its parameters.
-
-        NULL where a request does not say enough to be told.
-        """
-        found = ["true"]
-        given: list[object] = []
-
-        def add(condition: str, *parameters: object) -> None:
-            found.append(f"({condition})")
-            given.extend(parameters)
-
-        if self.from_ns is not None:
-            add("r.start_ns >= ?", self.from_ns)
-        if self.until_ns is not None:
-            add("r.start_ns < ?", self.until_ns)
-        for column, values in (("r.model", self.models), ("r.tenant", self.tenants)):
-            if values:
-                add(*_among(f"nullif({column}, '')", values))
-        if self.workers:
-            add(*_served_by(self.workers))
-        for column, band in (("r.prompt_tokens", self.prompt), ("r.output_tokens", self.output)):
-            if band is not None:
-                add(*_inside(column, band))
-        if self.states:
-            state = "CASE WHEN s.good THEN 'met' WHEN NOT s.good THEN 'missed' ELSE 'open' END"
-            add(f"list_contains(?, {state})", list(self.states))
-        return f"({' AND '.join(found)})", given
-
-
-def _among(column: str, values: Sequence[str | None]) -> tuple[Any, ...]:
-    known = [v for v in values if v is not None]
-    condition = f"list_contains(?, {column})"
-    if None in values:
-        condition = f"{column} IS NULL OR coalesce({condition}, false)"
-    return condition, known
-
-
-def _served_by(workers: Sequence[str | None]) -> tuple[Any, ...]:
-    """The worker computed its prompt or decoded it; not told where one of the two is unknown and the other is not it."""
-    known = [w for w in workers if w is not None]
-    condition = "list_contains(?, r.prefill_worker) OR list_contains(?, r.decode_worker)"
-    if None in workers:
-        condition = (
-            f"r.prefill_worker IS NULL AND r.decode_worker IS NULL OR coalesce({condition}, false)"
-        )
-    return condition, known, known
-
-
-def _inside(column: str, band: Band) -> tuple[Any, ...]:
-    if band.unknown:
-        return (f"{column} IS NULL",)
-    ends = [(f"{column} >= ?", band.low), (f"{column} < ?", band.high)]
-    asked = [(text, value) for text, value in ends if value is not None]
-    if not asked:
-        return (f"{column} IS NOT NULL",)
-    return " AND ".join(text for text, _ in asked), *(value for _, value in asked)
 
 
 class Stop:
@@ -381,7 +276,7 @@ class Selection(Store):
         """The rows of the chosen requests of a view of the whole run."""
         with self._selections.open(parent, self._stop) as whole:
             whole._make([name])
-            cut = self._cut(cuts.Cut("request")) if self.filter.chooses else ""
+            cut = self._left(cuts.Cut("request")) if self.filter.chooses else ""
             kind = "TABLE" if cut and name in cuts.HELD else "VIEW"
             self.connection.execute(
                 f"CREATE OR REPLACE {kind} {name} AS SELECT t.* FROM {whole.place}.{name} AS t{cut}"
@@ -412,7 +307,7 @@ class Selection(Store):
             " SELECT ?::VARCHAR AS wanted_deployment, ?::BIGINT AS wanted_from, ?::BIGINT AS wanted_until",
             [wanted.deployment, wanted.from_ns, wanted.until_ns],
         )
-        own = "" if wanted.deployment is None else f" WHERE {_OWN.format('r')}"
+        own = "" if wanted.deployment is None else f" WHERE {of_deployment('r')}"
         run.execute(
             f"CREATE OR REPLACE TABLE _asked AS SELECT r.request, {conditions} AS fits"
             f" FROM {base}.requests AS r{self._judged()}{own}",
@@ -423,7 +318,7 @@ class Selection(Store):
             f"CREATE OR REPLACE TABLE _legs AS SELECT leg FROM {base}.legs SEMI JOIN _chosen USING (request)"
         )
         named = [worker for worker in wanted.workers if worker is not None]
-        mine = "true" if wanted.deployment is None else _OWN.format("w")
+        mine = "true" if wanted.deployment is None else of_deployment("w")
         run.execute(
             f"CREATE OR REPLACE TABLE _place AS SELECT worker FROM {base}.workers AS w"
             f" WHERE {mine} AND (? OR list_contains(?::VARCHAR[], worker))",
@@ -446,37 +341,7 @@ class Selection(Store):
             f"CREATE OR REPLACE VIEW {name} AS SELECT t.* FROM {self._selections.base}.{name} AS t"
         )
         cut = cuts.cut_of(name)
-        return view if cut is None or not self.filter.chooses else view + self._cut(cut)
+        return view if cut is None or not self.filter.chooses else view + self._left(cut)
 
-    def _cut(self, cut: cuts.Cut) -> str:
-        """The join or condition that leaves what belongs to the selection."""
-        wanted = self.filter
-        if cut.kind == "request":
-            return " SEMI JOIN _chosen AS c ON c.request = t.request"
-        if cut.kind == "leg":
-            return " SEMI JOIN _legs AS c ON c.leg = t.leg"
-        if cut.kind == "edge":
-            return " SEMI JOIN _legs AS c ON c.leg = t.leg_b"
-        if cut.kind == "deployment":
-            return "" if wanted.deployment is None else f" WHERE {_OWN.format('t')}"
-        if cut.kind == "tied":
-            untied = f"t.leg IS NULL OR t.leg IN (SELECT leg FROM {self._selections.base}.legs WHERE request IS NULL)"
-            loose = "" if wanted.by_request else f" OR ({untied}) AND {self._there(cut)}"
-            return f" WHERE t.leg IN (SELECT leg FROM _legs){loose}"
-        if cut.kind == "member" and wanted.by_time:
-            same = "s.worker = t.worker AND s.seq = t.seq AND s.rank IS NOT DISTINCT FROM t.rank"
-            return f" SEMI JOIN steps AS s ON {same}"
-        return f" WHERE {self._there(cut)}"
-
-    def _there(self, cut: cuts.Cut) -> str:
-        """The condition on worker and, where there is one, instant."""
-        wanted, parts = self.filter, []
-        if wanted.deployment is not None or wanted.workers:
-            inside = (f"t.{column} IN (SELECT worker FROM _place)" for column in cut.workers)
-            parts.append(f"({' OR '.join(inside)})")
-        instant = cut.instant if "." in cut.instant else f"t.{cut.instant}"
-        if cut.instant and wanted.from_ns is not None:
-            parts.append(f"{instant} >= (SELECT wanted_from FROM _wanted)")
-        if cut.instant and wanted.until_ns is not None:
-            parts.append(f"{instant} < (SELECT wanted_until FROM _wanted)")
-        return " AND ".join(parts) or "true"
+    def _left(self, cut: cuts.Cut) -> str:
+        return left_of(self.filter, cut, self._selections.base)

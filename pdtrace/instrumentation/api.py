@@ -30,10 +30,11 @@ from typing import Any
 from pdtrace import __version__
 from pdtrace import semconv as s
 from pdtrace.instrumentation import _context
+from pdtrace.instrumentation.any_phase import AnyPhase
 from pdtrace.instrumentation.engine_steps import Steps
 from pdtrace.instrumentation.recorder import Exporter, Off, Opener, Recorder, Sampling
 from pdtrace.instrumentation.request_ids import MAX_CHARACTERS
-from pdtrace.instrumentation.requests import AnyPhase, Request, current
+from pdtrace.instrumentation.requests import Request, current
 
 _log = logging.getLogger("pdtrace.instrumentation")
 _lock = threading.Lock()

@@ -14,11 +14,9 @@ import os
 from array import array
 from collections.abc import Callable, MutableMapping, Sequence
 from contextvars import ContextVar, Token
-from functools import wraps
-from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from time import perf_counter_ns, time_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from pdtrace.instrumentation._context import TRACEPARENT, Parent, new_span_id, new_trace_id, parse
 from pdtrace.semconv import SPAN_REQUEST
@@ -26,7 +24,6 @@ from pdtrace.semconv import SPAN_REQUEST
 if TYPE_CHECKING:
     from pdtrace.instrumentation.recorder import Destination
 
-F = TypeVar("F", bound=Callable[..., Any])
 Attributes = dict[str, Any]
 
 _log = logging.getLogger("pdtrace.instrumentation")
@@ -71,7 +68,7 @@ class Stream:
             self.counts.append(1)
 
 
-class _Block:
+class Block:
     """A context manager for `with` and `async with` alike; nothing in it waits."""
 
     __slots__ = ()
@@ -96,7 +93,7 @@ class _Block:
         self.__exit__(kind, error, trace)
 
 
-class Phase(_Block):
+class Phase(Block):
     """Time that a request spends in one kind of work or wait: a context manager, sync or async."""
 
     __slots__ = ("attributes", "name", "request", "start")
@@ -141,7 +138,7 @@ class Hop(Phase):
         return self.request._inject(headers, self.span_id)
 
 
-class Request(Stream, _Block):
+class Request(Stream, Block):
     """One request at one component, from arrival to the last byte: a context manager, sync or async.
 
     Attributes are plain words (model, prompt_tokens, ...; see encode.py for their names in
@@ -338,76 +335,3 @@ def quietly(work: Callable[..., None], *arguments: Any) -> None:
 def current() -> Request | None:
     """The request that this task or thread works on, if one was entered."""
     return _current.get()
-
-
-class AnyPhase(_Block):
-    """A phase of the current request: a context manager, sync or async, and a decorator.
-
-    Without a current request it does nothing.
-    """
-
-    __slots__ = ("_attributes", "_name", "_open")
-
-    def __init__(self, name: str, attributes: Attributes) -> None:
-        self._name = name
-        self._attributes = attributes
-        self._open: Phase | None = None
-
-    def __enter__(self) -> Self:
-        request = _current.get()
-        if request is not None:
-            self._open = Phase(request, self._name, dict(self._attributes))
-            self._open.__enter__()
-        return self
-
-    def set(self, **attributes: Any) -> None:
-        """Say more of it."""
-        if self._open is not None:
-            self._open.set(**attributes)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        if self._open is not None:
-            self._open.__exit__(kind, error, None)
-            self._open = None
-
-    def __call__(self, function: F) -> F:
-        """The function, each call of it a phase; coroutines and generators for as long as they run."""
-        return _wrapped(function, lambda: AnyPhase(self._name, self._attributes))
-
-
-def _wrapped(function: F, phase: Callable[[], AnyPhase]) -> F:
-    wrapper: Any
-    if iscoroutinefunction(function):
-
-        @wraps(function)
-        async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with phase():
-                return await function(*args, **kwargs)
-
-    elif isasyncgenfunction(function):
-
-        @wraps(function)
-        async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with phase():
-                async with contextlib.aclosing(function(*args, **kwargs)) as items:
-                    async for item in items:
-                        yield item
-
-    elif isgeneratorfunction(function):
-
-        @wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with phase():
-                return (yield from function(*args, **kwargs))
-
-    else:
-
-        @wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with phase():
-                return function(*args, **kwargs)
-
-    typed: F = wrapper
-    return typed

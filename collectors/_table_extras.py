@@ -17,6 +17,11 @@ _PHASES = {  # column meaning -> phase detail
     "decode_time": "decode_wall",
 }
 
+# What a row says of its request whoever saw it: the leg of the worker that served it has it too.
+SAID_OF_THE_REQUEST = (
+    "request_id", "external_id", "model", "prompt_tokens", "cached_tokens", "output_tokens", "status",
+)  # fmt: skip
+
 
 def intervals(plan: Plan, frame: pl.DataFrame, values: pl.DataFrame) -> list[pl.DataFrame]:
     """Phase durations that a column states; where they lie in the request is not known."""
@@ -178,14 +183,5 @@ def served(plan: Plan, values: pl.DataFrame, legs: pl.DataFrame) -> pl.DataFrame
         pl.col("served_by").str.len_chars() <= 200
     )
     return legs.join(named, on="leg", how="inner", maintain_order="left").select(
-        "leg",
-        "record",
-        pl.col("served_by").alias("worker"),
-        "request_id",
-        "external_id",
-        "model",
-        "prompt_tokens",
-        "cached_tokens",
-        "output_tokens",
-        "status",
+        "leg", "record", pl.col("served_by").alias("worker"), *SAID_OF_THE_REQUEST
     )

@@ -9,6 +9,7 @@ import polars as pl
 
 from pdtrace.model import Head, Match, Sink, Source
 
+from ._table_extras import SAID_OF_THE_REQUEST
 from ._table_layouts import Layout, batches, find_layout
 from ._table_legs import EMPTY_ROW, SUMMARY_ROW, Rows, build, observer_of
 from ._table_plan import Plan, extend_plan, make_plan, tell
@@ -104,13 +105,7 @@ def _add_served(served: pl.DataFrame, out: Sink, servers: dict[str, str]) -> Non
             pl.col("worker").replace_strict(servers).alias("worker"),
             pl.lit("engine").alias("observer"),
             pl.lit(value=False).alias("container"),
-            "request_id",
-            "external_id",
-            "model",
-            "prompt_tokens",
-            "cached_tokens",
-            "output_tokens",
-            "status",
+            *SAID_OF_THE_REQUEST,
         ),
     )
 

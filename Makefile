@@ -40,7 +40,7 @@ demo: $(STAMP)
 	@echo "the same with pictures: build/report.html"
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n auto --dist loadfile
+	$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 # Fails where a goal is missed. Each process works on one core.
 test-slow: $(STAMP)

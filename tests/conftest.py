@@ -36,6 +36,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write *.expected.json anew; read them before you commit",
     )
+    parser.addoption(
+        "--wheel",
+        action="store_true",
+        help="only what may differ between a checkout and a wheel (same_in_wheel in pyproject.toml)",
+    )
+    parser.addini("same_in_wheel", "names of files that --wheel leaves out", type="args")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what is the same in a wheel, where only its differences are asked for."""
+    names = config.getini("same_in_wheel") if config.getoption("wheel") else ()
+    return collection_path.stem.removeprefix("test_") in names or None
 
 
 @pytest.fixture

@@ -109,6 +109,12 @@ def test_linear_algebra_of_a_command_has_one_thread_and_processes_it_starts_are_
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+def test_files_that_the_wheel_leaves_out_exist(request: pytest.FixtureRequest) -> None:
+    names = request.config.getini("same_in_wheel")
+    assert names
+    assert not [n for n in names if not Path(__file__).with_name(f"test_{n}.py").is_file()]
+
+
 def test_a_command_does_not_import_pandas() -> None:
     pytest.importorskip("pandas")
     program = (

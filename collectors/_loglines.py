@@ -4,8 +4,9 @@ What stands in front of a program's own line is set by whoever carried it: docke
 (`name-1  | `), docker service logs (`name.1.id@node | `), kubectl logs --prefix (`[pod/x/c] `),
 --timestamps and docker logs -t (RFC 3339), CRI files (`<time> stdout F `), docker json-file and
 fluentd ({"log": ...}), journalctl (short, short-iso, json), logcli jsonl, GCP (textPayload),
-stern (`pod container `). The kinds are told from the first lines of a file and then taken off
-whole columns; up to four may be nested.
+stern (`pod container `), logcli and `aws logs tail`, Grafana's text, srun -l, pdsh and grep
+(`name: `). The kinds are told from the first lines of a file and then taken off whole columns; up to
+four may be nested. Documents of log stores are undone by _log_exports.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+import orjson
 import polars as pl
 import pyarrow as pa
 
 from pdtrace.model import Head, Source
 
+from . import _log_exports as exports
 from ._common import MAX_LINE_BYTES
 
 BATCH_BYTES = 8 << 20
@@ -40,23 +43,49 @@ _POD_NAME = r"-[bcdfghjklmnpqrstvwxz2456789]{5}$"
 
 # name -> pattern with the groups (stream parts ..., time, rest) named s1, s2, time, flag, rest
 _WRAPPERS: dict[str, str] = {
+    "grafana": rf"^\d{{13}}\t(?P<time>{_RFC3339})\t(?P<rest>.*)$",
+    "fluentd": rf"^(?P<time>{_RFC3339})\t(?P<s1>[\w.*-]+)\t(?P<rest>\{{.*)$",
     "kubectl": r"^\[(?:pod/)?(?P<s1>[a-z0-9][^\s\]]*/[^\s\]]+)\] ?(?P<rest>.*)$",
     "cri": rf"^(?P<time>{_RFC3339}) std(?:out|err) (?P<flag>[FP])(?::\S*)? ?(?P<rest>.*)$",
+    "logcli": (
+        rf"^(?P<time>{_RFC3339}) \{{(?P<s1>(?:[\w.]+=\"[^\"]*\"(?:, ?)?)*)\}} +(?P<rest>.*)$"
+    ),
+    "cloudwatch": rf"^(?P<time>{_RFC3339}) (?P<s1>[\w.$@-]+/[\w.$@/-]+) (?P<rest>.*)$",
     "journal": rf"^(?P<time>{_RFC3339}) (?P<s1>[\w.-]+) (?P<s2>[^\s:\[\]]+)\[\d+\]: ?(?P<rest>.*)$",
+    "journal_full": (
+        r"^[A-Z][a-z]{2} (?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?) UTC "
+        r"(?P<s1>[\w.-]+) (?P<s2>[^\s:\[\]]+)\[\d+\]: ?(?P<rest>.*)$"
+    ),
+    "journal_unix": (
+        r"^(?P<epoch>1\d{9}\.\d{6}) (?P<s1>[\w.-]+) (?P<s2>[^\s:\[\]]+)\[\d+\]: ?(?P<rest>.*)$"
+    ),
     "syslog": (
         r"^[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? "
         r"(?P<s1>[\w.-]+) (?P<s2>[^\s:\[\]]+)\[\d+\]: ?(?P<rest>.*)$"
     ),
     "timestamps": rf"^(?P<time>{_RFC3339}) ?(?P<rest>.*)$",
     "compose": r"^(?P<s1>[A-Za-z0-9][\w.@-]*) +\| ?(?P<rest>.*)$",
+    # grep over several files; srun -l and pdsh: a number, or a host's name with a number in it
+    "grep": r"^(?P<s1>[\w./-]+\.(?:log|txt|out|err)(?:\.\d+)?):(?:\d{1,9}:)?(?P<rest>.*)$",
+    "named": r"^(?P<s1>\d{1,4}|[a-z][a-z-]*\d[a-z0-9.-]*): (?P<rest>.*)$",
     "stern": r"^(?P<s1>[a-z0-9][a-z0-9.-]*-[a-z0-9]+) (?P<s2>[a-z0-9][a-z0-9-]*) (?P<rest>.*)$",
 }
 
+_KUBERNETES = ("$.kubernetes.pod.name", "$.kubernetes.container.name")
+_FLUENT = ("$.kubernetes.pod_name", "$.kubernetes.container_name")
+
 # how a JSON wrapper spells (text, time, stream parts): JSON paths, alternatives in order
 _JSON_WRAPPERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    # Filebeat, Elastic Agent; their `log` says where the line stood
+    ("$.message", ("$['@timestamp']",), _KUBERNETES),
+    ("$.message", ("$['@timestamp']",), ("$.host.name",)),
+    ("$.message", ("$.timestamp",), _FLUENT),  # Vector
+    ("$._source.log", ("$._source['@timestamp']", "$._source.time"), ("$._source.kubernetes.pod_name", "$._source.kubernetes.container_name")),
+    ("$._source.message", ("$._source['@timestamp']",), ("$._source.kubernetes.pod.name", "$._source.kubernetes.container.name")),
+    ("$.result._raw", ("$.result._time",), ("$.result.host", "$.result.source")),  # Splunk
     (
         "$.log",
-        ("$.time", "$.timestamp", "$['@timestamp']"),
+        ("$.time", "$.timestamp", "$['@timestamp']", "$.date"),
         ("$.kubernetes.pod_name", "$.kubernetes.container_name", "$.container_name"),
     ),
     (
@@ -74,7 +103,10 @@ _JSON_WRAPPERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
         ("$.timestamp", "$.ts"),
         ("$.labels.pod", "$.labels.container", "$.labels.instance"),
     ),
-)
+    ("$.body", ("$.timestamp", "$.time"), ("$.attributes['k8s.pod.name']", "$.attributes['k8s.container.name']")),
+)  # fmt: skip
+# of these the carrier must have stamped and named most lines too: loggers write the same keys
+_SHARED_KEYS = ("$.message", "$.body")
 
 
 @dataclass
@@ -83,6 +115,7 @@ class _Layers:
 
     names: list[str] = field(default_factory=list)
     json: tuple[str, tuple[str, ...], tuple[str, ...]] | None = None
+    tagged: bool = False  # fluentd's time and tag stand before each object
     known: bool = False
     waiting: pl.DataFrame | None = None
 
@@ -93,9 +126,48 @@ def log_batches(source: Source, size: int = BATCH_BYTES) -> Iterator[pl.DataFram
     Columns: record (ordinal of the line), stream (container, '' without one), prefix_time_ns
     (stamp of the carrier, else NULL), text (without colours and carriage returns), parts (lines
     that were joined to it), whole (false: the last line has no newline, it may be half written).
+    A file whose newest line stands first, as web pages give it out, is turned round.
     """
+    batches = _batches(source, size)
+    first = next(batches, None)
+    if first is None:
+        return
+    if not _newest_first(first):
+        yield first
+        yield from batches
+        return
+    turned = pl.concat([first, *batches]).reverse()
+    yield turned.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("record"))
+
+
+_OWN_TIME = r"\b(\d\d-\d\d \d\d:\d\d:\d\d)\b"
+
+
+def _newest_first(frame: pl.DataFrame) -> bool:
+    """Whether the stamps of these lines run backwards."""
+    times = frame["prefix_time_ns"].drop_nulls()
+    if len(times) < 0.5 * frame.height:
+        times = frame["text"].head(SAMPLE_LINES).str.extract(_OWN_TIME).drop_nulls()
+        times = times.rank("dense").cast(pl.Int64)
+    if len(times) < 3 or times[0] <= times[-1]:
+        return False
+    steps = times.diff().drop_nulls()
+    return bool((steps > 0).sum() <= 0.02 * len(steps)) and times.n_unique() > 2
+
+
+def _batches(source: Source, size: int) -> Iterator[pl.DataFrame]:
+    """The lines in the order of the file, or of time where a log store gave them out."""
     layers = _Layers()
     first = 0
+    exported = exports.frame(source)
+    if exported is not None:
+        numbered = exported.with_row_index("record").with_columns(
+            pl.col("record").cast(pl.Int64), pl.lit(value=True).alias("whole")
+        )
+        unwrapped = _unwrap(numbered.with_columns(_plain(numbered["text"])), layers)
+        if unwrapped.height:
+            yield _join_parts(unwrapped, layers, last=True)
+        return
     for column, cut in _line_columns(source, size):
         frame = pl.DataFrame({"text": column}).with_columns(
             pl.int_range(first, first + len(column), dtype=pl.Int64).alias("record"),
@@ -162,10 +234,14 @@ def _plain(text: pl.Series) -> pl.Series:
 def _unwrap(frame: pl.DataFrame, layers: _Layers) -> pl.DataFrame:
     """The frame with stream, prefix_time_ns, partial; the text without its wrappers."""
     frame = frame.with_columns(
-        pl.lit("").alias("stream"),
-        pl.lit(None, dtype=pl.Int64).alias("prefix_time_ns"),
-        pl.lit(False).alias("partial"),
-    )
+        pl.lit(value).alias(name)
+        for name, value in (("stream", ""), ("prefix_time_ns", None), ("partial", False))
+        if name not in frame.columns
+    ).with_columns(pl.col("prefix_time_ns").cast(pl.Int64))
+    if not layers.known and _carries(frame["text"].head(SAMPLE_LINES), "fluentd"):
+        layers.tagged = True
+    if layers.tagged:
+        frame = _off(frame, "fluentd")
     sample = None if layers.known else frame["text"].head(SAMPLE_LINES)
     if sample is not None:
         layers.json = _json_wrapper(sample)
@@ -232,6 +308,9 @@ def _off(frame: pl.DataFrame, name: str) -> pl.DataFrame:
     if "time" in groups.columns:
         times = groups.select(rfc3339_ns("time"))["time"]
         columns["prefix_time_ns"] = pl.coalesce(times, frame["prefix_time_ns"])
+    if "epoch" in groups.columns:
+        micros = (groups["epoch"].cast(pl.Float64, strict=False) * 1e6).round().cast(pl.Int64)
+        columns["prefix_time_ns"] = pl.coalesce(micros * 1000, frame["prefix_time_ns"])
     if "flag" in groups.columns:
         columns["partial"] = (groups["flag"] == "P").fill_null(False)
     return frame.with_columns(**columns)
@@ -263,9 +342,16 @@ def _json_wrapper(
     if not len(objects) or len(objects) < MOST * len(lines):
         return None
     for wrapper in _JSON_WRAPPERS:
-        if objects.str.json_path_match(wrapper[0]).is_not_null().sum() >= MOST * len(objects):
+        needed = wrapper if wrapper[0] in _SHARED_KEYS else wrapper[:1]
+        if all(_most_have(objects, paths) for paths in needed):
             return wrapper
     return None
+
+
+def _most_have(objects: pl.Series, paths: str | tuple[str, ...]) -> bool:
+    paths = (paths,) if isinstance(paths, str) else paths
+    found = pl.select(pl.coalesce(*[objects.str.json_path_match(path) for path in paths]))
+    return bool(found.to_series().is_not_null().sum() >= MOST * len(objects))
 
 
 def _off_json(
@@ -277,25 +363,51 @@ def _off_json(
     inner = text.str.json_path_match(message)
     found = inner.is_not_null()
     stamp = pl.coalesce(*[text.str.json_path_match(path) for path in times])
-    micros = pl.col("stamp").cast(pl.Int64, strict=False) * 1000  # journald counts microseconds
     stamped = pl.DataFrame({"stamp": pl.select(stamp).to_series()}).select(
-        pl.coalesce(micros, rfc3339_ns("stamp"))
+        pl.coalesce(_epoch_ns("stamp"), rfc3339_ns("stamp"))
     )
+    if message == "$.MESSAGE" and inner.str.starts_with("[").any():
+        # journalctl -o json writes a text with colours as a list of bytes
+        inner = pl.Series([_from_bytes(item) for item in inner], dtype=pl.String)
     parts = [text.str.json_path_match(path) for path in names]
     label = pl.select(pl.concat_str(parts, separator="/", ignore_nulls=True)).to_series()
-    if "pod_name" in names[0] or names[0].endswith(".pod"):
+    if "pod" in names[0]:
         in_pod = text.str.json_path_match(names[0]).is_not_null()
         label = pl.select(pl.when(in_pod).then(POD + label).otherwise(label)).to_series()
     body = inner.str.strip_chars_end("\r\n")
     return frame.with_columns(
         text=pl.when(found).then(_plain(body.fill_null(""))).otherwise(text),
         stream=pl.when(found).then(label).otherwise(frame["stream"]),
-        prefix_time_ns=pl.when(found).then(stamped.to_series()).otherwise(frame["prefix_time_ns"]),
+        prefix_time_ns=pl.when(found)
+        .then(pl.coalesce(stamped.to_series(), frame["prefix_time_ns"]))
+        .otherwise(frame["prefix_time_ns"]),
         # docker's json-file driver splits at 16 KiB: only the last part ends with a newline
         partial=found
         & ~inner.fill_null("").str.ends_with("\n")
         & (inner.str.len_bytes() >= 16_000),
     )
+
+
+def _epoch_ns(column: str) -> pl.Expr:
+    """Numbers as nanoseconds since the epoch; their size tells whether they count s, ms, µs or ns."""
+    whole = pl.col(column).cast(pl.Int64, strict=False)
+    seconds = (pl.col(column).cast(pl.Float64, strict=False) * 1e6).round().cast(pl.Int64) * 1000
+    return (
+        pl.when(whole.is_null()).then(seconds)
+        .when(whole < 10**11).then(whole * 10**9)
+        .when(whole < 10**14).then(whole * 10**6)
+        .when(whole < 10**17).then(whole * 1000)
+        .otherwise(whole)
+    )  # fmt: skip
+
+
+def _from_bytes(text: str | None) -> str | None:
+    if text is None or not text.startswith("["):
+        return text
+    try:
+        return bytes(orjson.loads(text)).decode("utf-8", "replace")
+    except (ValueError, TypeError):
+        return text
 
 
 def _join_parts(frame: pl.DataFrame, layers: _Layers, *, last: bool) -> pl.DataFrame:
@@ -335,8 +447,12 @@ def _joined(frame: pl.DataFrame) -> pl.DataFrame:
 def head_texts(head: Head) -> list[str]:
     """The unwrapped lines of a head, for sniffing; a line that the head cuts is left out."""
     data = head.data if head.complete else head.data[: head.data.rfind(b"\n") + 1]
-    if not data:
+    if not head.data.strip():
         return []
+    if not data and not exports.is_export(head.data):
+        return []
+    if exports.is_export(head.data):
+        data = "".join(line + "\n" for line in exports.head_lines(head.data)).encode() or b"\n"
     text = _column(data if data.endswith(b"\n") else data + b"\n")
     frame = pl.DataFrame({"text": _plain(text)}).with_columns(
         pl.int_range(pl.len(), dtype=pl.Int64).alias("record"), pl.lit(True).alias("whole")

@@ -11,16 +11,18 @@ mixed file is its own worker.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
+import polars as pl
 import pyarrow as pa
 
 from pdtrace.model import Head, Match, Sink, Source, worker_id
 
-from ._common import CUT_OFF, NOT_JSON, line_batches, number, rfc3339_to_ns
+from . import _log_exports as exports
+from ._common import CUT_OFF, NOT_JSON, LineBatch, line_batches, number, rfc3339_to_ns
 from ._dynamo_log_spans import MAX_REQUESTS, SpanLines
 from ._dynamo_names import ENGINE, LOG_FILE
 from ._dynamo_records import REASON_SPAN, USED, Entry, Rows
@@ -46,8 +48,11 @@ _SPAN_SCHEMA = pa.schema(
 def sniff(head: Head) -> Match | None:
     """JSON lines with time, level and a target of Dynamo's crates."""
     lines = head.data.split(b"\n")
-    for line in lines if head.complete else lines[:-1]:
-        if b'"target"' in line and b'"level"' in line:
+    lines = lines if head.complete else lines[:-1]
+    if exports.is_export(head.data):
+        lines = [line.encode() for line in exports.head_lines(head.data)]
+    for line in lines:
+        if b'"target' in line and b'"level' in line:  # quotes inside a carrier's text are escaped
             _, fields = _fields(line)
             if fields is not None and str(fields["target"]).startswith(_TARGETS):
                 return Match("exact", "Dynamo log (JSON lines)")
@@ -58,7 +63,7 @@ def read(source: Source, out: Sink) -> None:
     """Everything that the log tells; requests it only begins are told at the end."""
     out.unit("line")
     streams: dict[str, _Stream] = {}
-    for batch in line_batches(source):
+    for batch in _batches(source):
         skipped: dict[str, list[int]] = {}
         for offset, line in enumerate(batch.lines):
             if not line.strip():
@@ -82,6 +87,16 @@ def read(source: Source, out: Sink) -> None:
         stream.finish(out)
 
 
+def _batches(source: Source) -> Iterator[LineBatch]:
+    """The lines; of a log store's document each with the name of its stream in front."""
+    exported = exports.frame(source)
+    if exported is None:
+        yield from line_batches(source)
+    else:
+        named = exported.select(pl.concat_str("stream", "text", separator=" "))
+        yield LineBatch(0, [line.encode() for line in named.to_series()])
+
+
 def _fields(line: bytes) -> tuple[str, dict[str, Any] | None]:
     """(container, fields) of a line; no fields when it is no log line of this format."""
     begin = line.find(b"{")
@@ -92,8 +107,10 @@ def _fields(line: bytes) -> tuple[str, dict[str, Any] | None]:
     except orjson.JSONDecodeError:
         return "", None
     name = line[:begin].decode("utf-8", "replace").strip(" |[]\t") if begin else ""
-    if isinstance(value, dict) and isinstance(value.get("log"), str) and "target" not in value:
-        return _fields(value["log"].encode())
+    if isinstance(value, dict) and "target" not in value:
+        carried = exports.entry(value)
+        inner, fields = _fields(carried.text.encode()) if carried is not None else ("", None)
+        return (carried.stream if carried is not None else "") or inner, fields
     if isinstance(value, dict) and {"time", "level", "target"} <= value.keys():
         # A stamp or a stream mark in front is no container name.
         words = [

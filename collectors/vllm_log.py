@@ -18,7 +18,7 @@ TITLE = "vLLM"
 
 def sniff(head: Head) -> Match | None:
     """A log whose head has lines with vLLM's prefix and words; uvicorn's alone say nothing."""
-    if b".py:" not in head.data and b'"message"' not in head.data:
+    if not any(word in head.data for word in (b".py:", b'"message"', b'"MESSAGE"')):
         return None
     form = vllm_form(head_texts(head))
     return Match("exact", f"vLLM server log{form}") if form is not None else None

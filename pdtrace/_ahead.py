@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from threading import local
 from typing import Any
 
@@ -84,25 +83,25 @@ def run(another: Another, tasks: Mapping[str, Task]) -> None:
             cursor.close()
 
 
-def _rows(cursor: Connection, name: str, sql: str) -> pl.DataFrame:
-    """The rows of a query whose answer is short.
+def frame(
+    connection: Connection, statement: str, parameters: Mapping[str, object] | None = None
+) -> pl.DataFrame:
+    """The rows of a SELECT whose answer is short.
 
     Not by way of a relation: that plans the statement twice, a quarter of the time of a deep view over few rows.
     """
-    schema = _schema(name)
+    connection.execute(statement, parameters)
+    schema = _schema(connection.description)
     if schema is None:
-        rows: pl.DataFrame = cursor.sql(sql).pl()
+        rows: pl.DataFrame = connection.sql(statement, params=parameters).pl()
         return rows
-    return pl.DataFrame(cursor.execute(sql).fetchall(), schema=schema, orient="row")
+    return pl.DataFrame(connection.fetchall(), schema=schema, orient="row")
 
 
-@cache
-def _schema(name: str) -> dict[str, pl.DataType] | None:
-    """The columns of a query as Polars types, by its header; None for tables and for types not known here."""
-    if name not in library.queries():
-        return None
+def _schema(description: Iterable[Sequence[Any]]) -> dict[str, pl.DataType] | None:
+    """The columns of a result as Polars types; None where one has a type not known here."""
     try:
-        return {c.name: _polars(duckdb.sqltype(c.type)) for c in library.queries()[name].columns}
+        return {name: _polars(kind) for name, kind, *_ in description}
     except KeyError:
         return None
 
@@ -169,7 +168,7 @@ class Queries:
         if query is not None and one[0] in self._waiting:
             sql = query.called(dict(one[1]))
         with suppress(duckdb.Error):
-            found[one] = _rows(cursor, one[0], sql)
+            found[one] = frame(cursor, sql)
 
     def _is_read(self, name: str, asked: Iterable[Key]) -> bool:
         """Whether the query must exist by its name; others are run without being created."""

@@ -105,7 +105,7 @@ LEFT JOIN single o ON f.worker IS NULL AND o.source = f.source
 
 def deployment_facts(store: Store) -> list[dict[str, Any]]:
     """What was said of each deployment, and the role of the worker it was said of."""
-    return store.sql(_FACTS).to_dicts()
+    return store.short(_FACTS).to_dicts()
 
 
 def conditions(facts: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -188,14 +188,14 @@ def sources(store: Store) -> list[dict[str, Any]]:
             "rows_skipped": row["rows_skipped"] or 0,
             "skipped_reasons": reasons.get(row["source"], {}),
         }
-        for row in store.sql("FROM sources ORDER BY path").iter_rows(named=True)
+        for row in store.short("FROM sources ORDER BY path").iter_rows(named=True)
     ]
 
 
 def report(store: Store) -> dict[str, Any]:
     """What `pdtrace coverage` shows."""
     rows = items(store)
-    deployments = store.sql(
+    deployments = store.short(
         """SELECT d.deployment, d.name, d.mode, count(r.request) AS requests
            FROM deployments d LEFT JOIN requests r USING (deployment) GROUP BY ALL ORDER BY requests DESC, name"""
     ).to_dicts()

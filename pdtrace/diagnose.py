@@ -26,6 +26,7 @@ _READ_BY_MANY = (
     "transfer_times",
     "prompt_reuse",
     "prefix_reuse",
+    "side_workers",
     "load_spread",
     "decision_outcomes",
     "gap_lengths",
@@ -196,7 +197,7 @@ def _diagnose(
         store.query("phase_summary").to_dicts(),
         key=lambda r: (PHASES.index(r["phase"]), _DETAILS.index(r["detail"])),
     )
-    workers = store.sql(_WORKERS).to_dicts()
+    workers = store.short(_WORKERS).to_dicts()
     facts = coverage.deployment_facts(store)
     dependence = sorted(
         store.query("token_dependence").to_dicts(),
@@ -244,7 +245,7 @@ def _diagnose(
 
 
 def _deployments(store: Store) -> list[dict[str, Any]]:
-    return store.sql(
+    return store.short(
         """SELECT d.* FROM deployments d
            LEFT JOIN (SELECT deployment, count(*) AS n FROM requests GROUP BY deployment) r USING (deployment)
            ORDER BY coalesce(n, 0) DESC, d.name, d.deployment"""

@@ -19,7 +19,7 @@ def marks(store: Store, deployment: str, slo: Slo) -> list[dict[str, Any]]:
         for key, value in (("ttft_ms", slo.ttft_ms), ("tpot_ms", slo.tpot_ms))
         if value is not None
     )
-    rows = store.sql(
+    rows = store.short(
         f"""WITH place AS (
               SELECT l.request, min(s.path) AS path, min(l.record) AS record
               FROM legs l LEFT JOIN sources s USING (source)
@@ -85,7 +85,7 @@ def pools(store: Store, deployment: str) -> list[dict[str, Any]]:
     named = "SELECT 1 FROM request_values WHERE deployment = ? AND model IS NOT NULL LIMIT 1"
     if not store.rows(named, [deployment]):
         return []
-    return store.sql(
+    return store.short(
         """SELECT model, count(*) AS requests, quantile_cont(ttft_ms, 0.5) AS ttft_p50_ms,
                   quantile_cont(tpot_ms, 0.5) AS tpot_p50_ms, max(ttft_typical_ms) IS NOT NULL
                   OR max(tpot_typical_ms) IS NOT NULL AS judged
@@ -97,7 +97,7 @@ def pools(store: Store, deployment: str) -> list[dict[str, Any]]:
 
 def figures(store: Store, deployment: str) -> list[dict[str, Any]]:
     """What steps and metrics say of a deployment without requests: step classes, means, ranges."""
-    steps = store.sql(
+    steps = store.short(
         """SELECT 'steps' AS kind, class AS name, 'ms' AS unit, sum(count)::BIGINT AS count, NULL::DOUBLE AS mean,
                   NULL::DOUBLE AS low, NULL::DOUBLE AS high, NULL::BOOLEAN AS since_start,
                   CASE WHEN count(*) = 1 THEN min(p50_ms) END AS p50,
@@ -106,7 +106,7 @@ def figures(store: Store, deployment: str) -> list[dict[str, Any]]:
            FROM step_classes WHERE deployment = $deployment GROUP BY class ORDER BY count DESC, class""",
         deployment=deployment,
     ).to_dicts()
-    metrics = store.sql(
+    metrics = store.short(
         """SELECT kind, metric AS name, unit, count, mean, low, high, since_start,
                   NULL::DOUBLE AS p50, NULL::DOUBLE AS p99, NULL::DOUBLE AS share, 'D' AS level
            FROM metric_summary WHERE deployment = $deployment ORDER BY kind, metric""",

@@ -95,7 +95,7 @@ def keys_held(connection: duckdb.DuckDBPyConnection) -> dict[str, dict[str, int 
     """
     held: dict[str, dict[str, int | None]] = {}
     for prefix, _ in MAPS.values():
-        rows = connection.sql(f"SELECT DISTINCT {prefix}_keys FROM spans").fetchall()
+        rows = connection.execute(f"SELECT DISTINCT {prefix}_keys FROM spans").fetchall()
         sets = [text.split(SEPARATOR) for (text,) in rows if text is not None]
         at: dict[int, set[str]] = {}
         for keys in sets:
@@ -296,10 +296,10 @@ def deduplicate(connection: duckdb.DuckDBPyConnection) -> pl.DataFrame:
     """
     _find_twins(connection)
     try:
-        made_up = connection.sql(
+        made_up = connection.execute(
             f"SELECT 1 FROM spans WHERE extra = '{MADE_SPAN_ID}' LIMIT 1"
         ).fetchall()
-        if not made_up and not connection.sql("SELECT 1 FROM span_twins LIMIT 1").fetchall():
+        if not made_up and not connection.execute("SELECT 1 FROM span_twins LIMIT 1").fetchall():
             return _NO_DUPLICATES
         connection.execute(_CANDIDATES)
         connection.execute(_LOSERS)

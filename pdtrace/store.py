@@ -92,14 +92,7 @@ class Store:
         self._aside = Aside() if self.path is None else Aside(self._own_place())
         self._making = RLock()  # views are made by one thread at a time
         if not read_only:
-            self.connection.execute("SET preserve_insertion_order = false")
-            if self.path is None:
-                self.connection.execute(f"SET checkpoint_threshold = '{COMPRESS_FROM}'")
-            for table in library.tables().values():
-                self.connection.execute(table.ddl)
-            self.connection.execute(
-                library.staging("log_records").ddl.replace("TABLE", "TEMP TABLE", 1)
-            )
+            self.connection.execute(_beginning(in_memory=self.path is None))
 
     def require_tables(self) -> None:
         """Raise UnreadableInput unless the file has the tables and columns that this version makes."""
@@ -132,6 +125,11 @@ class Store:
         self.prepare(query)
         rows: pl.DataFrame = self.connection.sql(query, params=parameters or None).pl()
         return rows
+
+    def short(self, query: str, **parameters: object) -> pl.DataFrame:
+        """The same for an answer of at most some hundred rows, however many are there: the statement is planned once."""
+        self.prepare(query)
+        return _ahead.frame(self.connection, query, parameters or None)
 
     def arrow(self, query: str) -> pa.Table:
         """Run SQL and return an Arrow table."""
@@ -503,6 +501,19 @@ def is_store(path: str | Path) -> bool:
             return Path(path).is_file() and stream.read(12)[8:] == b"DUCK"
     except (OSError, ValueError):
         return False
+
+
+def _beginning(*, in_memory: bool) -> str:
+    """The settings and tables of a store that may be written, as one script.
+
+    One by one they wait for the interpreter fifty times, which another thread keeps busy with imports meanwhile.
+    """
+    settings = ["SET preserve_insertion_order = false"]
+    if in_memory:
+        settings.append(f"SET checkpoint_threshold = '{COMPRESS_FROM}'")
+    tables = [table.ddl for table in library.tables().values()]
+    logs = library.staging("log_records").ddl.replace("TABLE", "TEMP TABLE", 1)
+    return ";\n".join([*settings, *tables, logs])
 
 
 def _insert(connection: duckdb.DuckDBPyConnection, place: str, frame: pa.Table) -> None:

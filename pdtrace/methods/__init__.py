@@ -34,6 +34,9 @@ class Tables(Protocol):
     def sql(self, query: str, **params: Any) -> pl.DataFrame:
         """Rows of a query."""
 
+    def short(self, query: str, **params: Any) -> pl.DataFrame:
+        """The same for an answer of few rows."""
+
     def temporary(self, name: str, rows: pl.DataFrame) -> None:
         """Make a temporary table of these rows."""
 
@@ -55,9 +58,9 @@ def _interference_steps(tables: Tables) -> dict[str, pl.DataFrame]:
     """Rank after rank of each worker, so that never more than one rank's steps are in memory."""
     results = [pl.DataFrame(schema=interference_steps.RESULT_SCHEMA)]
     losses = [pl.DataFrame(schema=interference_steps.LOSSES_SCHEMA)]
-    for worker in tables.sql(interference_steps.WORKERS).iter_rows(named=True):
+    for worker in tables.short(interference_steps.WORKERS).iter_rows(named=True):
         named = {"worker": worker["worker"]}
-        for rank in tables.sql(interference_steps.RANKS, **named)["rank"].to_list():
+        for rank in tables.short(interference_steps.RANKS, **named)["rank"].to_list():
             steps = tables.sql(interference_steps.STEPS, **named, rank=rank)
             result, lost = interference_steps.interference(steps, **worker)
             results.append(result)
@@ -79,7 +82,7 @@ def _interference_gaps(tables: Tables) -> dict[str, pl.DataFrame]:
 
 def _interference_requests(tables: Tables) -> dict[str, pl.DataFrame]:
     """All workers' requests are read at once; two workers are judged at a time."""
-    workers = tables.sql(interference_requests.WORKERS).to_dicts()
+    workers = tables.short(interference_requests.WORKERS).to_dicts()
     requests = tables.sql(_observed.REQUESTS)
     seen = tables.sql(_observed.OBSERVATIONS)
     mine = dict(_observed.by_worker(requests, seen))
@@ -99,11 +102,11 @@ def _interference_requests(tables: Tables) -> dict[str, pl.DataFrame]:
 
 
 def _kv_sizes(tables: Tables) -> dict[str, pl.DataFrame]:
-    return {"kv_sizes": kv_sizes.sizes(tables.sql(kv_sizes.MODELS), tables.sql(kv_sizes.FACTS))}
+    return {"kv_sizes": kv_sizes.sizes(tables.short(kv_sizes.MODELS), tables.short(kv_sizes.FACTS))}
 
 
 def _any_transfer(tables: Tables) -> bool:
-    return not tables.sql("SELECT 1 FROM transfers LIMIT 1").is_empty()
+    return not tables.short("SELECT 1 FROM transfers LIMIT 1").is_empty()
 
 
 def _transfer_fit(tables: Tables) -> dict[str, pl.DataFrame]:
@@ -130,8 +133,8 @@ def _prefix_reuse(tables: Tables) -> dict[str, pl.DataFrame]:
     """Deployment after deployment; without block hashes nothing is read."""
     requests = [pl.DataFrame(schema=prefix_reuse.REQUESTS_SCHEMA)]
     segments = [pl.DataFrame(schema=prefix_reuse.SEGMENTS_SCHEMA)]
-    if not tables.sql("SELECT 1 FROM prefix_blocks LIMIT 1").is_empty():
-        for row in tables.sql(prefix_reuse.DEPLOYMENTS).iter_rows(named=True):
+    if not tables.short("SELECT 1 FROM prefix_blocks LIMIT 1").is_empty():
+        for row in tables.short(prefix_reuse.DEPLOYMENTS).iter_rows(named=True):
             every = prefix_reuse.stride(row["blocks"])
             rows = tables.sql(prefix_reuse.REQUESTS, deployment=row["deployment"], stride=every)
             told, shared = prefix_reuse.prefixes(rows, row["deployment"], every)
@@ -143,10 +146,10 @@ def _prefix_reuse(tables: Tables) -> dict[str, pl.DataFrame]:
 def _changes(tables: Tables) -> dict[str, pl.DataFrame]:
     """Deployment after deployment; restarts of all workers at the end."""
     found = []
-    for deployment in tables.sql(changes.DEPLOYMENTS)["deployment"].to_list():
+    for deployment in tables.short(changes.DEPLOYMENTS)["deployment"].to_list():
         requests = tables.sql(changes.REQUESTS, deployment=deployment)
         found.append(changes.changes(changes.ordered(requests), deployment))
-    return {"changes": pl.concat([*found, changes.restarts(tables.sql(changes.RESTARTS))])}
+    return {"changes": pl.concat([*found, changes.restarts(tables.short(changes.RESTARTS))])}
 
 
 METHODS: dict[str, Method] = {

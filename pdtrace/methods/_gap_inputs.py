@@ -98,6 +98,9 @@ class Tables(Protocol):
     def sql(self, query: str, **params: Any) -> pl.DataFrame:
         """Rows of a query."""
 
+    def short(self, query: str, **params: Any) -> pl.DataFrame:
+        """The same for an answer of few rows."""
+
     def temporary(self, name: str, rows: pl.DataFrame) -> None:
         """Make a temporary table of these rows."""
 
@@ -111,7 +114,7 @@ def workers(tables: Tables) -> Iterator[dict[str, Any]]:
     if not streams.height:
         return
     prefills = _told_once(tables.sql(_PREFILLS, resolution_ns=RESOLUTION_NS))
-    known = {row["worker"]: row for row in tables.sql(_WORKERS).iter_rows(named=True)}
+    known = {row["worker"]: row for row in tables.short(_WORKERS).iter_rows(named=True)}
     lists = _Lists(tables, streams.select("row", "emissions"))
     for worker in streams["worker"].unique(maintain_order=True).to_list():
         about = known.get(worker, {})

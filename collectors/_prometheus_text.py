@@ -27,7 +27,8 @@ _EPOCH = r"^#?\W*(?:[A-Za-z_ ]*\W+)?(1\d{9}(?:\.\d+)?)\W*$"
 _EPOCH_MS = r"^#?\W*(?:[A-Za-z_ ]*\W+)?(1\d{12})\W*$"
 _ISO = r"(20\d\d-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?)"
 _HTTP_DATE = r"^(?:< )?[Dd]ate: \w{3}, (\d\d \w{3} \d{4} \d\d:\d\d:\d\d) GMT"
-_SHELL_DATE = r"^\W*\w{3} (\w{3}) +(\d{1,2}) (\d\d:\d\d:\d\d) (?:UTC|GMT) (20\d\d)\W*$"
+_SHELL_DATE = r"^\W*\w{3} (\w{3}) +(\d{1,2}) (\d\d:\d\d:\d\d)(?: ([AP]M))? (?:UTC|GMT) (20\d\d)\W*$"
+MARKER = rf"{_ISO}|{_EPOCH}|{_SHELL_DATE}"  # lines that say when a scrape was made
 SECOND_NS = 1_000_000_000
 
 
@@ -48,7 +49,7 @@ def parse(lines: pl.DataFrame) -> pl.DataFrame:
     )
     is_comment = text.str.starts_with("#") | (text == "")
     unread = pl.select(pl.when(frame["value_text"].is_null() & ~is_comment).then(text)).to_series()
-    marker = unread.str.contains(rf"{_CHATTER}|{_ISO}|{_EPOCH}|{_SHELL_DATE}").fill_null(False)
+    marker = unread.str.contains(rf"{_CHATTER}|{MARKER}").fill_null(False)
     return frame.select(
         text.alias("text"),
         "metric",
@@ -93,9 +94,12 @@ def stamps(lines: pl.DataFrame, before: int | None) -> pl.DataFrame:
         .alias("http"),
         text.str.extract_groups(_SHELL_DATE).alias("shell"),
     )
-    shell = pl.concat_str(
-        [pl.col("shell").struct.field(part) for part in ("4", "1", "2", "3")], separator=" "
-    ).str.to_datetime("%Y %b %d %H:%M:%S", strict=False)
+    parts = [pl.col("shell").struct.field(part) for part in ("5", "1", "2", "3", "4")]
+    date = pl.concat_str(parts, separator=" ", ignore_nulls=True)
+    shell = pl.coalesce(
+        date.str.to_datetime("%Y %b %d %I:%M:%S %p", strict=False),
+        date.str.to_datetime("%Y %b %d %H:%M:%S", strict=False),
+    )
     at = pl.coalesce(
         _seconds_ns("epoch"),
         pl.col("millis") * 1_000_000,

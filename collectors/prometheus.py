@@ -2,8 +2,8 @@
 
 A file may hold one scrape or many, one after the other, with or without a stamp in front of each
 (`# scrape_ts <epoch s>`, an HTTP Date header, a line that is a date); samples of a scrape without
-a stamp have no time. Source of the names: vLLM, NIXL's exporter, Dynamo frontends and workers,
-SGLang, anything.
+a stamp have no time. Answers of a metrics store's API and its exports are the same samples. Source of
+the names: vLLM, NIXL's exporter, Dynamo frontends and workers, SGLang, anything.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import polars as pl
 
 from pdtrace.model import Head, Match, Sink, Source
 
+from . import _prometheus_answers as answers
 from . import _prometheus_series as series
 from ._loglines import text_batches
-from ._prometheus_text import SAMPLE, parse, stamps
+from ._prometheus_text import MARKER, SAMPLE, parse, stamps
 from ._prometheus_workers import Describer
 
 TITLE = "Prometheus"
@@ -30,6 +31,8 @@ MOST = 0.8
 
 def sniff(head: Head) -> Match | None:
     """Text exposition: TYPE lines with samples, or nearly only lines like name{...} value."""
+    if answers.form_of(head):
+        return Match("exact", "samples of a metrics store")
     if b"\0" in head.data and b"# TYPE " not in head.data:
         return None  # binary: to look for samples in its "lines" takes long
     lines = pl.Series(
@@ -37,7 +40,9 @@ def sniff(head: Head) -> Match | None:
     )
     lines = lines.filter(lines.str.strip_chars().str.len_chars() > 0)
     plain = lines.filter(
-        ~lines.str.starts_with("#") & ~lines.str.contains(r"^[<>*] |^[A-Za-z-]+: |^HTTP/")
+        ~lines.str.starts_with("#")
+        & ~lines.str.contains(r"^[<>*] |^[A-Za-z-]+: |^HTTP/")
+        & ~lines.str.contains(MARKER)
     )
     good = plain.str.contains(SAMPLE)
     typed = bool(lines.str.contains(_TYPE).any())
@@ -58,7 +63,9 @@ def read(source: Source, out: Sink) -> None:
     history = series.History()
     describer = Describer(source, out)
     record = 0
-    for batch in text_batches(source):
+    with source.open() as stream:
+        form = answers.form_of(Head(source.path, source.name, stream.read(64 << 10)))
+    for batch in answers.texts(source, form) if form else text_batches(source):
         lines = stamps(parse(batch), history.scrape)
         history.scrape = lines["scrape_ns"][-1] if lines.height else history.scrape
         found = lines.filter(pl.col("value_text").is_not_null() | pl.col("odd"))

@@ -12,6 +12,7 @@ import pytest
 from pdtrace.collectors import prometheus
 from pdtrace.ingest import ingest
 from pdtrace.inputs import expand
+from pdtrace.model import Head
 from pdtrace.store import Store
 
 FIXTURES = Path(__file__).parent / "fixtures" / "prometheus"
@@ -251,3 +252,82 @@ def test_the_end_of_a_name_tells_the_unit(metric: str, unit: str, tmp_path: Path
     store = Store()
     ingest([str(tmp_path)], store)
     assert store.rows("SELECT metric, unit, mean FROM metric_summary") == [(metric, unit, 120.5)]
+
+
+AT = 1748779200  # 2025-06-01 12:00:00 UTC
+SERIES = [
+    ({"__name__": "vllm:num_requests_running", "instance": "10.0.0.1:8000", "job": 'a"b'}, [3, 5]),
+    (
+        {"__name__": "vllm:num_requests_running", "instance": "10.0.0.2:8000", "job": "b"},
+        [1, "NaN"],
+    ),
+    ({"instance": "10.0.0.1:8000"}, [0.5, 0.7]),  # rate(...) has no name
+]
+
+
+def answer() -> str:
+    result = [
+        {"metric": m, "values": [[AT + 15 * n, str(v)] for n, v in enumerate(vs)]}
+        for m, vs in SERIES
+    ]
+    return json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}})
+
+
+def export() -> str:
+    rows = [
+        {
+            "metric": m,
+            "values": [None if v == "NaN" else v for v in vs],
+            "timestamps": [AT * 1000, AT * 1000 + 15_000],
+        }
+        for m, vs in SERIES
+    ]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def tsdb_dump() -> str:
+    rows = [
+        ("{" + ", ".join(f"{k}={json.dumps(x)}" for k, x in m.items()) + "}", n, v)
+        for m, vs in SERIES[:2]
+        for n, v in enumerate(vs)
+    ]
+    return "".join(f"{labels} {v} {(AT + 15 * n) * 1000}\n" for labels, n, v in rows)
+
+
+@pytest.mark.parametrize("make", [answer, export, tsdb_dump])
+def test_what_a_metrics_store_gives_out_are_the_same_samples(dump, make: Callable) -> None:
+    text = make()
+    assert prometheus.sniff(Head("x.json", "x.json", text.encode(), complete=True))
+    found = dump(text, "x.json")
+    assert balanced(found)
+    assert (found.account.read, sum(found.account.reasons.values())) == (6, 2), (
+        "a series without a name is counted"
+    )
+    rows = (
+        found["samples"]
+        .sort("worker", "time_ns")
+        .select("worker", "time_ns", "value", "labels")
+        .rows()
+    )
+    assert [(w, (t - AT * NS) // NS, v) for w, t, v, _ in rows] == [
+        ("address:10.0.0.1:8000", 0, 3), ("address:10.0.0.1:8000", 15, 5),
+        ("address:10.0.0.2:8000", 0, 1), ("address:10.0.0.2:8000", 15, None),
+    ]  # fmt: skip
+    assert json.loads(rows[0][3])["job"] == 'a"b'
+
+
+@pytest.mark.parametrize(
+    "date",
+    [
+        "Sun Jun  1 12:00:{:02} UTC 2025",
+        "Sun Jun  1 12:00:{:02} PM UTC 2025",
+        "2025-06-01T12:00:{:02}Z",
+    ],
+)
+def test_a_loop_of_date_and_curl_is_scrapes_with_times(dump, date: str) -> None:
+    metrics = 'vllm:num_requests_running{{model_name="m"}} {0}\nvllm:num_requests_waiting{{model_name="m"}} {0}\n'
+    text = "".join(f"{date.format(15 * n)}\n{metrics.format(n)}" for n in range(4))
+    assert prometheus.sniff(Head("x.txt", "x.txt", text.encode(), complete=True))
+    found = dump(text, "x.txt")
+    running = found["samples"].filter(pl.col("metric") == "vllm:num_requests_running")
+    assert [(t - AT * NS) // NS for t in running["time_ns"]] == [0, 15, 30, 45]

@@ -56,6 +56,9 @@ INFERENCE_OPERATIONS = (
     "responses",
 )
 
+# OpenInference's kind of span (Phoenix); OpenLLMetry's kind of request, from before gen_ai.operation.name
+OPENINFERENCE_KIND, OPENLLMETRY_TYPE = "openinference.span.kind", "llm.request.type"
+
 # The last word of a span's name -> phase detail; only words that mean nothing else in a serving trace.
 PHASE_WORDS = {
     "queue": "prefill_queue", "queued": "prefill_queue", "queue_wait": "prefill_queue", "queueing": "prefill_queue",
@@ -80,6 +83,8 @@ TEXTS = (
     *KV_BACKENDS,
     semconv.ERROR_TYPE,
     semconv.OPERATION_NAME,
+    OPENINFERENCE_KIND,
+    OPENLLMETRY_TYPE,
 )
 COUNTS = (*PROMPT_TOKENS, *OUTPUT_TOKENS, *CACHED_TOKENS, *MAX_TOKENS, *HTTP_STATUS, *KV_BYTES)
 
@@ -87,6 +92,15 @@ COUNTS = (*PROMPT_TOKENS, *OUTPUT_TOKENS, *CACHED_TOKENS, *MAX_TOKENS, *HTTP_STA
 def first_of(keys: tuple[str, ...]) -> pl.Expr:
     """The first of these attributes that a span has."""
     return pl.coalesce([pl.col(key) for key in keys])
+
+
+def is_inference() -> pl.Expr:
+    """Whether a span says that it is a call of a model, in any of the conventions' words."""
+    return pl.any_horizontal(
+        pl.col(semconv.OPERATION_NAME).is_in(INFERENCE_OPERATIONS),
+        pl.col(OPENINFERENCE_KIND).str.to_uppercase() == "LLM",
+        pl.col(OPENLLMETRY_TYPE).is_in(INFERENCE_OPERATIONS),
+    ).fill_null(value=False)
 
 
 def phase_detail() -> pl.Expr:

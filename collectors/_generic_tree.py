@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import polars as pl
 
-from pdtrace import semconv
-
 from . import _generic_columns as columns
 
 MAX_DEPTH = 16  # nested internal spans between two requests; deeper ones count as unrelated
@@ -48,11 +46,7 @@ def _roles(spans: pl.DataFrame) -> pl.DataFrame:
     kind, detail = pl.col("kind"), pl.when("about_models").then("named")
     server = (kind == "server") & (models | ~pl.col("name").str.contains(columns.NOT_A_REQUEST))
     # A GenAI call by whoever asks the model; in-process calls are INTERNAL, engine spans none.
-    call = (
-        models
-        & pl.col(semconv.OPERATION_NAME).is_in(columns.INFERENCE_OPERATIONS)
-        & detail.is_null()
-    )
+    call = models & columns.is_inference() & detail.is_null()
     call = call & ((kind == "client") | ((kind == "internal") & ~pl.col("has_server")))
     place = (
         pl.when(server)

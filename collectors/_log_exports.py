@@ -13,7 +13,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import orjson
@@ -97,7 +97,9 @@ def frame(source: Source) -> pl.DataFrame | None:
     found = pl.DataFrame(
         {"text": [e.text for e in split], "stream": [e.stream for e in split]},
         schema={"text": pl.String, "stream": pl.String},
-    ).with_columns(pl.Series("prefix_time_ns", [_ns(e.stamp) for e in split], dtype=pl.Int64))
+    ).with_columns(
+        pl.Series("prefix_time_ns", [instant_ns(e.stamp) for e in split], dtype=pl.Int64)
+    )
     times = found["prefix_time_ns"].drop_nulls()
     if len(times) > 1 and times[0] > times[-1]:
         found = found.reverse()  # newest first: equal stamps are then in the order of writing
@@ -244,8 +246,10 @@ _ISO = re.compile(
 )
 
 
-def _ns(stamp: Any) -> int | None:
+def instant_ns(stamp: Any) -> int | None:
     """Nanoseconds since the epoch of a store's stamp; the size of a number tells its unit."""
+    if isinstance(stamp, datetime):
+        stamp = (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).isoformat()
     if isinstance(stamp, bool) or stamp is None:
         return None
     if isinstance(stamp, str):

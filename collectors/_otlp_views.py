@@ -22,8 +22,9 @@ _FORMS: tuple[tuple[str, re.Pattern[str], re.Pattern[str]], ...] = (
 )  # fmt: skip
 _NUMBER = re.compile(r"-?\d{1,15}(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)
 _NUMBERED = re.compile(
-    r"gen_ai\.(?:usage|latency)\.|gen_ai\.request\.(?:n|max_tokens|top_\w|temperature)$"
+    r"gen_ai\.(?:usage|latency)\.|gen_ai\.request\.(?:n|max_tokens|top_\w|temperature)$|llm\.(?:token_count|usage)\."
 )
+_COUNTED = re.compile(r"(?:gen_ai\.usage|llm\.token_count|llm\.usage)\.")
 _KINDS = {"server": 2, "client": 3, "producer": 4, "consumer": 5, "internal": 1}
 
 
@@ -43,6 +44,8 @@ def resource_spans(value: Any) -> list[Object]:
         return [group for item in value for group in resource_spans(item)]
     if not isinstance(value, dict):
         return []
+    if isinstance(value.get("_source"), dict):  # a dump of Elasticsearch
+        return resource_spans(value["_source"])
     inner = value.get("data")
     if isinstance(inner, list):
         return resource_spans(inner)
@@ -55,6 +58,32 @@ def resource_spans(value: Any) -> list[Object]:
     return _group([_zipkin(value)]) if "traceId" in value and "id" in value else []
 
 
+def document(
+    resource: Object, trace: Any, own: Any, parent: Any, name: Any, tags: Object, times: Object
+) -> Object:
+    """One span of a table as an OTLP document; its tags may be text."""
+    groups = _group([(resource, _span(trace, own, parent, name, tags) | times)])
+    for group in groups:
+        group["resource"]["attributes"] = _listed(group["resource"]["attributes"])
+        for span in group["scopeSpans"][0]["spans"]:
+            span["attributes"] = _listed(span["attributes"])
+    return {"resourceSpans": groups}
+
+
+def _listed(attributes: Object) -> list[Object]:
+    return [
+        {"key": key, "value": _any(value)} for key, value in attributes.items() if value is not None
+    ]
+
+
+def _any(value: Any) -> Object:
+    if isinstance(value, bool):
+        return {"boolValue": value}
+    if isinstance(value, int):
+        return {"intValue": str(value)}
+    return {"doubleValue": value} if isinstance(value, float) else {"stringValue": str(value)}
+
+
 # ---- Jaeger
 
 
@@ -65,6 +94,8 @@ def _jaeger(trace: Object) -> list[Object]:
         process = _dict(raw.get("process")) or _dict(processes.get(str(raw.get("processID"))))
         resource = {"service.name": process.get("serviceName"), **_tags(process.get("tags"))}
         tags = _tags(raw.get("tags"))
+        # Elasticsearch has some tags as fields, with @ for each dot
+        tags |= {key.replace("@", "."): item for key, item in _dict(raw.get("tag")).items()}
         start = _ns(raw.get("startTime"))
         references = [_dict(item) for item in raw.get("references") or []]
         parents = [r for r in references if r.get("refType") == "CHILD_OF"]
@@ -205,8 +236,10 @@ def _span(trace: Any, own: Any, parent: Any, name: Any, tags: Object) -> Object:
 
 def _number(key: str, value: Any) -> Any:
     if isinstance(value, str) and _NUMBERED.match(key) and _NUMBER.fullmatch(value):
-        return int(value) if value.lstrip("-").isdigit() else float(value)
-    return value
+        value = int(value) if value.lstrip("-").isdigit() else float(value)
+    # a data frame with gaps holds counts as 700.0
+    counted = isinstance(value, float) and value.is_integer() and _COUNTED.match(key)
+    return int(value) if counted else value
 
 
 def _id(text: Any, digits: int) -> str | None:

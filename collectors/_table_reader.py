@@ -9,6 +9,7 @@ import polars as pl
 
 from pdtrace.model import Head, Match, Sink, Source
 
+from . import span_tables
 from ._table_extras import SAID_OF_THE_REQUEST
 from ._table_layouts import Layout, batches, find_layout
 from ._table_legs import EMPTY_ROW, SUMMARY_ROW, Rows, build, observer_of
@@ -42,10 +43,13 @@ def sniff(head: Head) -> Match | None:
 
 def read(source: Source, out: Sink) -> None:
     """Rows as legs of the observer that wrote the table."""
-    out.unit("row")
     with source.open() as stream:
         data = stream.read(_HEAD_BYTES)
         complete = len(data) < _HEAD_BYTES
+    if data[:4] == b"PAR1" and not complete and _are_spans(source):
+        span_tables.read(source, out)
+        return
+    out.unit("row")
     layout = find_layout(Head(source.path, source.name, data, complete)) or Layout("jsonl")
     plan: Plan | None = None
     observer, worker = "client", ""
@@ -71,6 +75,11 @@ def read(source: Source, out: Sink) -> None:
         counts.update(rows.counts)
     for key, n in counts.items():
         out.fact(None, key, f"{n} {_COUNT_WORDS[key]}")
+
+
+def _are_spans(source: Source) -> bool:
+    columns = span_tables.columns_of(source)
+    return columns is not None and not columns.lacks
 
 
 def _store(rows: Rows, out: Sink, servers: dict[str, str]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from ._compute import pc
 from ._otlp_content import LONG_BYTES, is_content_key, redact, without_content
 from ._otlp_values import array_text, decoded_list_text, finite, json_text
 

@@ -7,7 +7,8 @@ from functools import cached_property
 import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
+
+from ._compute import pc
 
 # Blank lines behind a block, so that looking ahead needs no care.
 PADDING = b"\n" * 64

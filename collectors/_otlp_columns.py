@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from ._compute import pc
 from ._otlp_attributes import Lifted, json_objects, optional, ragged, typed_columns, withhold
 from ._otlp_content import LONG_BYTES, Counted, redact, stand_in
 from ._otlp_ids import hexadecimal

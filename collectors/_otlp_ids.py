@@ -7,7 +7,8 @@ import binascii
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+
+from ._compute import pc
 
 _NO_ID = pa.array(["", "0" * 16, "0" * 32], pa.string())
 _HEX = np.frombuffer(b"".join(f"{i:02x}".encode() for i in range(256)), np.uint16)

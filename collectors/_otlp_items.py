@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from ._compute import pc
 from ._otlp_attributes import Lifted, Ragged, optional, ragged
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from ._compute import pc
 from ._otlp_attributes import Lifted, json_objects, ragged, withhold
 from ._otlp_content import redact
 from ._otlp_values import json_text

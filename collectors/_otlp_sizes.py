@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+
+from ._compute import pc
 
 _FIXED = {"fixed64": 8, "fixed32": 4}
 

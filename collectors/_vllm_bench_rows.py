@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from ._compute import pc
 from ._vllm_bench_values import id_prefix
 
 _ARRAYS = (

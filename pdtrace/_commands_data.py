@@ -81,8 +81,9 @@ def ingest(paths: tuple[str, ...], output: str, force: bool,
     from pdtrace.ingest import STAGES
 
     options = read_options(since, until, keep_content)
-    with progress() as report, loading(*STAGES, "pdtrace.terminal"):
-        summary = make_store(list(paths), output, replace(options, progress=report), force=force)
+    with progress() as report, loading(*STAGES, "pdtrace.terminal") as begin:
+        options = replace(options, progress=report, recognised=begin)
+        summary = make_store(list(paths), output, options, force=force)
     from pdtrace import terminal
 
     terminal.show_sources_summary(summary, output)

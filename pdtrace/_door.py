@@ -73,9 +73,9 @@ def open_trace(
     from pdtrace.ingest import STAGES
 
     options = read_options(since, until, keep_content)
-    with loading(*STAGES, *then):
+    with loading(*STAGES, *then) as begin:
         with progress() as report:
-            trace = Trace.read(paths, replace(options, progress=report))
+            trace = Trace.read(paths, replace(options, progress=report, recognised=begin))
         with trace:
             yield trace
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
 
 
 @contextmanager
-def loading(*modules: str) -> Iterator[None]:
-    """Load modules in this order while the block runs; behind its end none more is begun.
+def loading(*modules: str) -> Iterator[Callable[[], None]]:
+    """Load modules in this order while the block runs, from when it calls what it gets; behind its end none more is begun.
 
+    Before that they would keep the interpreter from the imports of the block itself, and a file that cannot be read needs none.
     `module:function` calls the function as well, one that keeps its result. Loading wants the interpreter, reading and SQL mostly leave it alone: on two cores it costs no time by the clock.
     """
     over = Event()
     # No daemon: a process that ends inside an import waits for it.
     thread = Thread(target=_load, args=(modules, over), name="pdtrace-loading")
-    thread.start()
+
+    def begin() -> None:
+        if thread.ident is None:
+            thread.start()
+
     try:
-        yield
+        yield begin
     finally:
         over.set()
 

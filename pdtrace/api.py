@@ -71,6 +71,8 @@ class Trace:
     @classmethod
     def _reopened(cls, path: str, options: Options) -> Trace:
         """A .duckdb file; a copy of it where it is to be cut, or where its queries are another version's."""
+        if options.recognised is not None:
+            options.recognised()
         store = Store(path, read_only=True)
         try:
             store.require_tables()

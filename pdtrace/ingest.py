@@ -41,6 +41,7 @@ class Options:
     since_ns: int | None = None
     until_ns: int | None = None
     progress: Progress | None = None
+    recognised: Callable[[], object] | None = None  # called when it is known what the first file is
 
 
 def ingest(paths: list[str], store: Store, options: Options | None = None) -> None:
@@ -56,8 +57,9 @@ def take(inputs: list[Input], store: Store, options: Options | None = None) -> N
     options = options or Options()
     with store.bulk_load():
         accounts = read_all(
-            inputs, store, keep_content=options.keep_content, progress=options.progress
-        )
+            inputs, store, keep_content=options.keep_content, progress=options.progress,
+            recognised=options.recognised,
+        )  # fmt: skip
     if not any(account.collectors for account in accounts):
         raise UnknownFormat(*nothing_recognised(accounts))
     from pdtrace import interpret, spans, workers, zones

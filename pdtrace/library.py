@@ -6,13 +6,14 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from typing import Literal
 
 _TABLE = re.compile(r"CREATE TABLE (\w+) \((.*?)^\);", re.DOTALL | re.MULTILINE)
 _COLUMN = re.compile(r"^\s+(\w+)\s+(.+?),?\s+-- (.*)$")
 _WIDE_GAP = re.compile(r"\s{2,}")
+_SECTION = re.compile(r" (grain|needs|when|params|columns):\s*(.*)$")
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,14 @@ class Query:
     grain: str
     needs: tuple[str, ...]
     params: tuple[Parameter, ...]
-    columns: tuple[Column, ...]
+    described: tuple[str, ...]  # a line for each column
     body: str
     when: str = ""  # SQL condition without which there are no rows
+
+    @cached_property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns; most runs want them of few queries."""
+        return tuple(_column(line) for line in self.described)
 
     @property
     def ddl(self) -> str:
@@ -212,7 +218,7 @@ def parse_query(name: str, kind: Literal["views", "findings"], text: str) -> Que
     current = "title"
     sections[current] = [header[0].strip().removeprefix(f"{name}:").strip()]
     for line in header[1:]:
-        word = re.match(r"^ (grain|needs|when|params|columns):\s*(.*)$", line)
+        word = _SECTION.match(line)
         if word:
             current = word[1]
             sections[current] = [word[2]] if word[2] else []
@@ -225,9 +231,7 @@ def parse_query(name: str, kind: Literal["views", "findings"], text: str) -> Que
         grain=" ".join(sections.get("grain", [])),
         needs=tuple(_words(" ".join(sections.get("needs", [])))),
         params=tuple(_parameter(line) for line in sections.get("params", [])),
-        columns=tuple(
-            _column(line) for line in sections.get("columns", []) if _WIDE_GAP.search(line)
-        ),
+        described=tuple(line for line in sections.get("columns", []) if _WIDE_GAP.search(line)),
         body="\n".join(lines[count:]).strip().rstrip(";"),
         when=" ".join(sections.get("when", [])),
     )

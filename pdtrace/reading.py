@@ -26,6 +26,7 @@ def read_all(
     *,
     keep_content: bool = False,
     progress: Progress | None = None,
+    recognised: Callable[[], object] | None = None,
 ) -> list[Account]:
     """Read all inputs; what is known of each afterwards."""
     total = sum(item.size or 0 for item in inputs)
@@ -39,7 +40,7 @@ def read_all(
             if progress is not None:
                 progress(item.path, base + min(size, item.size or size), total)
 
-        account = _read_one(item, store, report)
+        account = _read_one(item, store, report, recognised)
         problem = store.settle()
         account.lost = bool(problem)
         if problem and not account.failed:
@@ -52,7 +53,12 @@ def read_all(
     return accounts
 
 
-def _read_one(item: Input, store: Store, report: Callable[[int], None]) -> Account:
+def _read_one(
+    item: Input,
+    store: Store,
+    report: Callable[[int], None],
+    recognised: Callable[[], object] | None,
+) -> Account:
     """Recognise and read one input; damage ends the reading and is told, what came before it stays."""
     account = Account(item)
     if item.problem:
@@ -78,6 +84,8 @@ def _read_one(item: Input, store: Store, report: Callable[[int], None]) -> Accou
     if matches[0][1].ignore:
         account.ignored = True
         return account
+    if recognised is not None:
+        recognised()
     account.collectors = [name for name, _ in matches]
     reading = Reading(item, report)
     for name in account.collectors:

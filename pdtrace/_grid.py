@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
-from rich.console import Console
-from rich.text import Text
+
+from pdtrace._paper import Plain, put
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 GAP = 2  # blanks between columns
 NARROWEST = 14  # a column of words is not squeezed below this many cells
@@ -26,7 +30,7 @@ class Column:
 
 
 def grid(
-    out: Console,
+    out: Console | Plain,
     columns: Sequence[Column],
     rows: Iterable[Sequence[str]],
     style: str = "dim",
@@ -49,10 +53,10 @@ def grid(
     kept, widths = _fit(columns, filled, natural, out.width)
     chosen = [columns[n] for n in kept]
     for line in _lines(chosen, widths, [c.name for c in chosen]):
-        out.print(Text(line, style=style), no_wrap=True, overflow="ellipsis", crop=False)
+        put(out, line, style, whole=True)
     for row in cells:
         for line in _lines(chosen, widths, [row[n] for n in kept]):
-            out.print(Text(line), no_wrap=True, overflow="ellipsis", crop=False)
+            put(out, line, whole=True)
 
 
 def _fit(

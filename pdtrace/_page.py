@@ -6,11 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.text import Text
-
 from pdtrace import _sparks, numbers
 from pdtrace._grid import Column, grid, wrapped
+from pdtrace._paper import Plain, put, rule
 from pdtrace.phrases import (
     MANY,
     NO_CAPACITY,
@@ -31,6 +29,8 @@ from pdtrace.phrases import (
 )
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from pdtrace.blocks import Block
     from pdtrace.diagnose import Deployment, Diagnosis
     from pdtrace.model import Finding
@@ -48,7 +48,7 @@ SEVERITY_STYLE = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 class Page:
     """Prints the parts of a diagnosis on a console."""
 
-    def __init__(self, out: Console, series: Series | None = None) -> None:
+    def __init__(self, out: Console | Plain, series: Series | None = None) -> None:
         self.out = out
         self.series = series or {}
 
@@ -87,19 +87,19 @@ class Page:
 
     def _text(self, text: str, style: str = "") -> None:
         for line in wrapped(text, self.out.width):
-            self.out.print(Text(line, style=style))
+            put(self.out, line, style)
 
     def _indented(self, text: str, style: str = "") -> None:
         for line in wrapped(text, max(20, self.out.width - 2)):
-            self.out.print(Text("  " + line, style=style))
+            put(self.out, "  " + line, style)
 
     def _item(self, text: str) -> None:
         """A list item whose further lines stand under its text."""
         for place, line in enumerate(wrapped(text, max(20, self.out.width - 4))):
-            self.out.print(Text(("  - " if place == 0 else "    ") + line))
+            put(self.out, ("  - " if place == 0 else "    ") + line)
 
     def _heading(self, text: str) -> None:
-        self.out.print()
+        put(self.out)
         self._text(text, "bold")
 
     def _list(self, title: str, items: Sequence[str]) -> None:
@@ -109,9 +109,9 @@ class Page:
                 self._item(item)
 
     def _deployment(self, deployment: Deployment) -> None:
-        self.out.print()
+        put(self.out)
         name = shorten(deployment.name or deployment.id, max(20, self.out.width - 10))
-        self.out.rule(Text(name, style="bold"), align="left", characters="─")
+        rule(self.out, name)
         self._text(deployment.verdict, "bold")
         self._text(facts_line(deployment), "dim")
         if deployment.conditions:
@@ -157,7 +157,7 @@ class Page:
         if lines:
             self._heading("Over time")
             for line in lines[:-1]:
-                self.out.print(Text("  " + line), no_wrap=True, crop=False)
+                put(self.out, "  " + line, whole=True)
             self._indented(lines[-1], "dim")
 
     def _limits(self, deployment: Deployment) -> None:
@@ -239,10 +239,8 @@ class Page:
         for finding in findings:
             mark = f"[{finding.severity}] "
             for place, line in enumerate(wrapped(mark + finding.title, self.out.width)):
-                head = Text(line, style="bold")
-                if place == 0:
-                    head.stylize(SEVERITY_STYLE.get(finding.severity, ""), 0, len(mark))
-                self.out.print(head)
+                colour = SEVERITY_STYLE.get(finding.severity, "") if place == 0 else ""
+                put(self.out, line, "bold", mark=colour, cells=len(mark))
             lines = [finding.detail, evidence_line(finding)]
             lines += [f"assumes: {text}" for text in finding.assumptions]
             lines += [f"try: {text}" for text in finding.suggestions]

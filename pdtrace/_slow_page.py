@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.text import Text
-
 from pdtrace import _words_slow as words
 from pdtrace._grid import Column, grid, wrapped
+from pdtrace._paper import Plain, put, rule
 from pdtrace.markdown import cell, table
 from pdtrace.phrases import shorten
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from pdtrace.slow import Answer, Comparison
 
 _NUMBERS = {
@@ -31,24 +31,20 @@ _NUMBERS = {
 _NEXT = "The slowest of them (`pdtrace explain REQUEST PATH` tells the story of one)"
 
 
-def write(answer: Answer, out: Console) -> None:
+def write(answer: Answer, out: Console | Plain) -> None:
     """Every deployment's comparison, for people."""
     for c in answer.comparisons:
-        out.rule(
-            Text(shorten(c.name, max(20, out.width - 10)), style="bold"),
-            align="left",
-            characters="─",
-        )
+        rule(out, shorten(c.name, max(20, out.width - 10)))
         _one(c, answer, out)
     if not answer.comparisons:
-        out.print("No requests in these data.")
+        put(out, "No requests in these data.")
 
 
-def _one(c: Comparison, answer: Answer, out: Console) -> None:
+def _one(c: Comparison, answer: Answer, out: Console | Plain) -> None:
     for text in words.blocks(c, answer.needed):
         _text(text, out)
     if rows := words.rows(c):
-        out.print()
+        put(out)
         _text("What sets them apart, the strongest first", out, "bold")
         columns = [
             Column(h, right=h in _NUMBERS, wraps=h in ("what", "value"), optional={"lift": 3, "of others": 2, "95 % interval": 1}.get(h, 0))
@@ -57,20 +53,20 @@ def _one(c: Comparison, answer: Answer, out: Console) -> None:
         grid(out, columns, rows)
     for line in words.remarks(c, answer.alpha):
         for place, part in enumerate(wrapped(line, max(20, out.width - 4))):
-            out.print(Text(("  - " if place == 0 else "    ") + part))
+            put(out, ("  - " if place == 0 else "    ") + part)
     if c.examples:
-        out.print()
+        put(out)
         _text(_NEXT, out, "bold")
         heads = [Column(h, right=h in _NUMBERS) for h in words.EXAMPLE_HEADS]
         grid(out, heads, words.example_rows(c))
     if rows:
         _text(words.NO_CAUSE, out, "dim")
-    out.print()
+    put(out)
 
 
-def _text(text: str, out: Console, style: str = "") -> None:
+def _text(text: str, out: Console | Plain, style: str = "") -> None:
     for line in wrapped(text, out.width):
-        out.print(Text(line, style=style))
+        put(out, line, style)
 
 
 def markdown(answer: Answer) -> str:

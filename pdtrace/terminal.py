@@ -6,25 +6,23 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import orjson
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.markup import escape
-from rich.segment import Segment
-from rich.text import Text
 
 from pdtrace import _sparks, numbers
 from pdtrace._grid import Column, grid, shortened
 from pdtrace._page import Page
+from pdtrace._paper import Plain, encodable, put
 from pdtrace.errors import printable
 from pdtrace.phrases import shorten_path
 
 if TYPE_CHECKING:
     import polars as pl
+    from rich.console import Console
 
     from pdtrace.blocks import Block
     from pdtrace.diagnose import Diagnosis
@@ -33,6 +31,8 @@ if TYPE_CHECKING:
     from pdtrace.reading import Progress
     from pdtrace.slow import Answer
 
+# By these rich takes a pipe for a terminal.
+_AS_TERMINAL = {"FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"}
 PLAIN_WIDTH = 110  # when the output is no terminal
 UPRIGHT = 3  # so many rows are shown upright when they are too wide
 _SOURCE_COLUMNS = (
@@ -43,48 +43,17 @@ CELL_CELLS = 16  # a cell of `query` narrower than its content and than this is 
 ROOMY_CELLS = 60  # and so wide where all columns fit with it
 
 
-def console(*, stderr: bool = False) -> Console:
-    """A console that knows whether it may use colour (terminal, NO_COLOR) and how wide it is."""
+def console(*, stderr: bool = False) -> Console | Plain:
+    """What text is printed on; it knows whether it may use colour (terminal, NO_COLOR, FORCE_COLOR) and how wide it is."""
     stream = sys.stderr if stderr else sys.stdout
     columns = os.environ.get("COLUMNS", "")
     asked = int(columns) if columns.isdigit() and int(columns) else PLAIN_WIDTH
-    width = None if stream.isatty() else asked
-    return _SafeConsole(file=stream, width=width, highlight=False, emoji=False)
+    tty = stream.isatty()
+    if not tty and not _AS_TERMINAL & os.environ.keys():
+        return Plain(stream, asked)
+    from pdtrace._console import SafeConsole
 
-
-class _SafeConsole(Console):
-    """A console that takes no orders from data: control signs in ids and names are replaced."""
-
-    def render(
-        self, renderable: RenderableType, options: ConsoleOptions | None = None
-    ) -> Iterable[Segment]:
-        """Segments of a renderable."""
-        for segment in super().render(renderable, options):
-            if segment.control:
-                yield segment
-            else:
-                yield segment._replace(text=encodable(printable(segment.text), self.encoding))
-
-    def on_broken_pipe(self) -> None:
-        """Leave `pdtrace … | head` to the door."""
-        raise BrokenPipeError
-
-
-# Signs of ours that old encodings lack, by others of the same width.
-_PLAIN_SIGNS = str.maketrans("─█·…–—−≤≥→◂×±µ“”‘’▁▂▃▄▅▆▇", "-#.~---<>><x+u\"\"''_.:-=+*")
-
-
-def encodable(text: str, encoding: str) -> str:
-    """Text that the stream can carry: our own signs give way to plain ones, others to `?`."""
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        lost = {ord(sign) for sign in set(text) if sign.encode(encoding, "ignore") == b""}
-        plain = text.translate({sign: _PLAIN_SIGNS.get(sign, "?") for sign in lost})
-        return plain.encode(encoding, "replace").decode(encoding)
-    except LookupError:
-        return text
-    return text
+    return SafeConsole(file=stream, width=None if tty else asked, highlight=False, emoji=False)
 
 
 def write(text: str) -> None:
@@ -95,11 +64,14 @@ def write(text: str) -> None:
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
     """A progress bar on stderr while files are read."""
+    from rich.markup import escape
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from pdtrace._console import SafeConsole
 
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn(),
-        console=console(stderr=True), transient=True,
+        console=SafeConsole(file=sys.stderr, highlight=False, emoji=False), transient=True,
     )  # fmt: skip
     with bar:
         task = bar.add_task("reading", total=None)
@@ -155,7 +127,9 @@ def show_diagnosis(diagnosis: Diagnosis, style: str, series: Series | None = Non
         write_diagnosis(diagnosis, console(), series)
 
 
-def write_diagnosis(diagnosis: Diagnosis, out: Console, series: Series | None = None) -> None:
+def write_diagnosis(
+    diagnosis: Diagnosis, out: Console | Plain, series: Series | None = None
+) -> None:
     """The whole diagnosis as text for people, on a console of the caller's choice."""
     Page(out, series).show(diagnosis)
 
@@ -191,7 +165,7 @@ def show_checks(results: Sequence[tuple[Check, str, float | None, bool]]) -> Non
         share = check.metric in {"failed", "attainment"}
         shown = numbers.share(value) if share else numbers.duration(value)
         verdict = "holds" if holds else "cannot be checked: unknown" if value is None else "FAILED"
-        err.print(Text(f"check {check.text}: {verdict} ({name}: {shown})"))
+        put(err, f"check {check.text}: {verdict} ({name}: {shown})")
 
 
 def show_rows(rows: pl.DataFrame, style: str, limit: int) -> None:
@@ -219,7 +193,7 @@ def show_rows(rows: pl.DataFrame, style: str, limit: int) -> None:
         return
     _rows_text(shown, cells)
     if rows.height > shown.height:
-        console(stderr=True).print("more rows; --limit 0 shows all")
+        put(console(stderr=True), "more rows; --limit 0 shows all")
 
 
 def _cell(value: object) -> str:
@@ -261,7 +235,7 @@ def _rows_text(rows: pl.DataFrame, cells: list[list[str]]) -> None:
     if left := [name for n, name in enumerate(rows.columns) if n not in kept]:
         missing = numbers.plural(len(left), "column")
         text = f"{missing} not shown: {', '.join(left)} (--format csv shows all)"
-        out.print(Text(text, style="dim"))
+        put(out, text, "dim")
 
 
 def _as_json(column: pl.Series) -> pl.Series:
@@ -283,19 +257,19 @@ def show_sources_summary(rows: Sequence[Mapping[str, Any]], output: str) -> None
         ]
         for row in rows
     ])  # fmt: skip
-    out.print(Text(f"made {output}"))
+    put(out, f"made {output}")
 
 
 def show_made(output: str) -> None:
     """Say which file was made, on stdout."""
-    console().print(Text(f"made {output}"))
+    put(console(), f"made {output}")
 
 
 def show_notes(lines: Sequence[str]) -> None:
     """Sentences, one below the other, on stdout."""
     out = console()
     for line in lines:
-        out.print(Text(line))
+        put(out, line)
 
 
 def show_address(address: str) -> None:
@@ -305,7 +279,7 @@ def show_address(address: str) -> None:
         note = "warning: whoever on the network has this address can read the run; " + note
     sys.stdout.write(address + "\n")
     sys.stdout.flush()  # a script that reads the address waits for it
-    console(stderr=True).print(Text(note, style="dim"))
+    put(console(stderr=True), note, "dim")
 
 
 def show_table(rows: Sequence[Mapping[str, str]]) -> None:
@@ -349,18 +323,17 @@ def show_schema(entries: Sequence[Mapping[str, Any]], style: str) -> None:
         grid(out, columns, [[entry[key] for key in ("name", "kind", "text")] for entry in entries])
         return
     for entry in entries:
-        out.print(Text(f"{entry['name']} ({entry['kind']}): {entry['text']}", style="bold"))
+        put(out, f"{entry['name']} ({entry['kind']}): {entry['text']}", "bold")
         for name, value in (
             ("one row is", entry.get("grain")),
             ("key", ", ".join(entry.get("key", []))),
         ):
             if value:
-                out.print(Text(f"{name}: {value}"))
+                put(out, f"{name}: {value}")
         for parameter in entry.get("params", []):
-            out.print(
-                Text(
-                    f"  parameter {parameter['name']} = {parameter['default']}: {parameter['text']}"
-                )
+            put(
+                out,
+                f"  parameter {parameter['name']} = {parameter['default']}: {parameter['text']}",
             )
         heads = (
             Column("column"),
@@ -381,16 +354,15 @@ def show_coverage(report: Mapping[str, Any], style: str) -> None:
         return
     out = console()
     for deployment in report["deployments"]:
-        out.print(
-            Text(
-                f"{deployment['name']} (mode {deployment['mode']}, {numbers.plural(deployment['requests'], 'request')})",
-                style="bold",
-            )
+        put(
+            out,
+            f"{deployment['name']} (mode {deployment['mode']}, {numbers.plural(deployment['requests'], 'request')})",
+            "bold",
         )
         columns = (Column("item", wraps=True), Column("present"), Column("from", wraps=True, optional=1),
                    Column("how to add it", wraps=True))  # fmt: skip
         grid(out, columns, [_coverage_row(item) for item in deployment["items"]])
-        out.print()
+        put(out)
     grid(out, _SOURCE_COLUMNS, [
         [
             shorten_path(row["path"]), row["collector"] or numbers.UNKNOWN,
@@ -416,12 +388,12 @@ def show_explanation(explanation: Mapping[str, Any], style: str) -> None:
         print_json(explanation)
         return
     out = console()
-    out.print(Text(explanation["title"], style="bold"))
+    put(out, explanation["title"], "bold")
     for line in explanation["lines"]:
-        out.print(Text(line))
+        put(out, line)
     for section in explanation["sections"]:
-        out.print()
-        out.print(Text(section["title"], style="bold"))
+        put(out)
+        put(out, section["title"], "bold")
         columns = [_explained(name) for name in section["columns"]]
         rows = [
             [
@@ -432,7 +404,7 @@ def show_explanation(explanation: Mapping[str, Any], style: str) -> None:
         ]
         grid(out, columns, rows)
         if section.get("note"):
-            out.print(Text(section["note"], style="dim"))
+            put(out, section["note"], "dim")
 
 
 _NUMBERS = {

@@ -11,6 +11,7 @@ from rich.console import Console
 from test_terminal import diagnosis, phase
 
 from pdtrace import _sparks, terminal
+from pdtrace._console import SafeConsole
 from pdtrace.over_time import over_time
 from pdtrace.store import Store
 
@@ -69,7 +70,7 @@ def test_phases_as_letters_fill_the_bar_and_are_explained() -> None:
 def page(width: int, series: Any, *, tty: bool, encoding: str = "utf-8") -> str:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding)
-    out = terminal._SafeConsole(file=stream, width=width, highlight=False, emoji=False, force_terminal=tty, no_color=True)  # fmt: skip
+    out = SafeConsole(file=stream, width=width, highlight=False, emoji=False, force_terminal=tty, no_color=True)  # fmt: skip
     phases = (phase(phase="queue", share_of_ttft=0.25), phase(phase="prefill", share_of_ttft=0.75))
     terminal.write_diagnosis(diagnosis(phases=phases), out, series)
     stream.flush()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+import subprocess
+import sys
 from typing import Any
 
 import polars as pl
@@ -13,6 +15,7 @@ from rich.console import Console
 
 from pdtrace import terminal
 from pdtrace._grid import Column, grid, wrapped
+from pdtrace._paper import Plain, put, rule
 from pdtrace.diagnose import Deployment, Diagnosis
 from pdtrace.markdown import diagnosis_markdown
 from pdtrace.model import Finding
@@ -180,3 +183,41 @@ def test_markdown_tables_cannot_be_broken_by_names() -> None:
     assert {
         line.count("|") - line.count("\\|") for line in rows if "TTFT" in line and "client" in line
     } == {9}
+
+
+LINES = [
+    "", "plain", "trailing  ", "  indented", "ends … here – “quoted” ≤ 3 µs", "█" * 12 + "·" * 3, "漢字 wide", "a" * 41,
+    "tab\there", "two\nlines", "\x1b[31mred\x07", "\u202eback", "no\xa0break", "wide words " * 9, "[bold]markup[/]",
+    ":smile: 漢字" * 6, "surrogate \ud800", "combining e\u0301",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1", "cp437"])
+@pytest.mark.parametrize("width", [40, 12])
+def test_a_pipe_gets_what_a_console_without_colour_prints(encoding: str, width: int) -> None:
+    def printed(*, plain: bool) -> bytes:
+        raw = io.BytesIO()
+        stream = io.TextIOWrapper(raw, encoding=encoding, errors="replace")
+        paper = Plain(stream, width)
+        out = paper if plain else paper.console()
+        for line in LINES:
+            put(out, line, "bold", mark="red", cells=3)
+            put(out, line, whole=True)
+            rule(out, line)
+        stream.flush()
+        return raw.getvalue()
+
+    assert printed(plain=True) == printed(plain=False)
+
+
+def test_rich_is_not_loaded_for_lines_that_it_would_not_change() -> None:
+    code = """
+import sys
+from pdtrace import terminal
+terminal.show_notes(["a line", "another – with signs"])
+terminal.show_table([{"name": "a", "what": "b " * 80}])
+terminal.console()
+assert "rich.console" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("a line\nanother – with signs\n")

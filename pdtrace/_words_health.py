@@ -41,6 +41,11 @@ def kv_pressure(row: Row) -> Words:
             f"Meanwhile up to {quantity(waiting, 'requests')} waited." if waiting else None,
         ),
         suggestions=("more memory for the KV cache, fewer requests at once, or shorter contexts",),
+        assumptions=tuple(
+            f"{metric} is a share of one, though its name says percent: no value of it is above 1; "
+            "in percent these caches would be nearly empty"
+            for metric in row["guessed_metrics"]
+        ),
     )
 
 

@@ -49,12 +49,16 @@ def headline(c: Comparison) -> str:
         limit = (
             f" over {duration(question.threshold_ms)}" if question.threshold_ms is not None else ""
         )
-        who = f"No condition was given, so the slowest tenth by {name}{seen}: {plural(c.selected, 'request')}{limit}, {others}"
+        groups = (
+            f"{plural(c.selected, 'request')}{limit}, {others}" if c.selected + c.rest else "none"
+        )
+        who = f"No condition was given, so the slowest tenth by {name}{seen}: {groups}"
     return f"{who}.{_left_out(c)}"
 
 
 def _left_out(c: Comparison) -> str:
-    text = f" Of {plural(c.unknown, 'more request')} it is not known." if c.unknown else ""
+    further = "more request" if c.selected + c.rest else "request"
+    text = f" Of {plural(c.unknown, further)} it is not known." if c.unknown else ""
     if c.left_out:
         why = "do not count here (failed, aborted, of no class, or of unknown outcome)"
         text += f" {plural(c.left_out, 'request')} {why}; ask for them with --where \"outcome <> 'completed'\"."

@@ -424,6 +424,18 @@ def test_kv_pressure_from_steps_and_from_samples(con: Store) -> None:
     none(con, "kv_pressure", high_ratio=0.99)
 
 
+def test_a_percentage_that_is_read_as_a_share_is_said_to_be_a_guess(con: Store) -> None:
+    con.append("workers", [worker("a"), worker("b")])
+    con.append("samples", [
+        {"worker": w, "source": 1, "time_ns": n, "metric": metric, "value": 0.95, "kind": "gauge"}
+        for n in range(5) for w, metric in (("a", "x_kv_cache_usage_percent"), ("b", "x:kv_cache_usage_perc"))
+    ])  # fmt: skip
+    row = one(con, "kv_pressure")
+    assert (row["value"], row["guessed_metrics"]) == (1.0, ["x_kv_cache_usage_percent"])
+    (said,) = wording.finding("kv_pressure", row).assumptions
+    assert "x_kv_cache_usage_percent is a share of one, though its name says percent" in said
+
+
 def test_a_full_rank_is_not_averaged_away_by_an_empty_one(con: Store) -> None:
     """Ranks of one server have caches of their own: two of three are full all the time."""
     con.append("workers", [worker("a")])

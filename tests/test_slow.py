@@ -274,6 +274,10 @@ def test_twenty_rows_are_too_few(tmp_path: Path) -> None:
             "id,input_tokens,total_ms\n" + "".join(f"r{i},{i},{i}\n" for i in range(1, 101)),
             "no first token is known",
         ),
+        (
+            "id,input_tokens,output_tokens\n" + "".join(f"r{i},{i},{i}\n" for i in range(1, 101)),
+            "(no first token is known): none. Of 100 requests it is not known.",
+        ),
     ],
 )
 def test_odd_tables_end_in_a_sentence(tmp_path: Path, rows: str, says: str | None) -> None:

@@ -1,9 +1,10 @@
 -- engine_failure: an engine died, ran out of memory or lost its GPU, by its own log.
 --
 -- Events of kind oom, and of kind failure that name no request and are critical. Always critical:
--- every request in flight on that worker was lost, and none after it was answered until a restart.
--- Requests that began before the first of these events and had no end by then are counted where
--- their times are known; that they were lost to it is not in the data. Level D: what the log says.
+-- an engine that died loses what it had in flight, and answers nothing until a restart. Which
+-- requests it had is not asked: those of the whole deployment are counted that began before the first
+-- of these events, had no end by then and did not succeed, where their times are known; that they
+-- were lost to it is not in the data. Level D: what the log says.
 --
 -- grain:   one row per deployment
 -- needs:   events, requests, workers, deployment_sources
@@ -18,7 +19,7 @@
 --   interval_low   DOUBLE     NULL
 --   interval_high  DOUBLE     NULL
 --   share          DOUBLE     NULL
---   requests       BIGINT     requests without success that were in flight at the first event; NULL where its time is unknown
+--   requests       BIGINT     requests of the deployment without success that were in flight at the first event; NULL where its time is unknown
 --   workers        VARCHAR[]  workers with these events, most first
 --   culprits       STRUCT(request VARCHAR, "value" DOUBLE)[]  empty
 --   sources        VARCHAR[]  files that the events come from

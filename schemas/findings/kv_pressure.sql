@@ -34,9 +34,11 @@
 --   ranks_pressed    BIGINT     ranks under pressure of servers with several
 --   ranks            BIGINT     ranks of these servers
 --   high_from_ratio  DOUBLE     1  the usage that counts as high
+--   guessed_metrics  VARCHAR[]  metrics of workers under pressure whose name says percent, read as shares of one
 WITH step_usage AS (
   SELECT worker, coalesce(rank::VARCHAR, '') AS rank, kv_usage_ratio AS usage, waiting::DOUBLE AS waiting,
-    coalesce(elapsed_ns, 1)::DOUBLE AS weight, 'A' AS level
+    coalesce(elapsed_ns, 1)::DOUBLE AS weight, 'A' AS level,
+    NULL::VARCHAR AS guessed
   FROM steps
   WHERE kv_usage_ratio IS NOT NULL
 ),
@@ -55,7 +57,7 @@ waiting_sample AS (
 sample_usage AS (
   SELECT m.worker, m.rank, m.usage_ratio AS usage,
     -- one line or one scrape says both
-    w.waiting, 1.0 AS weight, 'D' AS level
+    w.waiting, 1.0 AS weight, 'D' AS level, CASE WHEN m.unit_guessed THEN m.metric END AS guessed
   FROM kv_usage_samples AS m
   LEFT JOIN (
     SELECT source, worker, rank, time_ns, max(waiting) AS waiting
@@ -75,7 +77,7 @@ rank_pressure AS (
     -- steps without any duration say nothing of how long it was so
     coalesce(sum(weight) FILTER (usage >= high_ratio), 0) / nullif(sum(weight), 0) AS high_time_ratio,
     quantile_cont(usage, 0.5) AS usage_p50_ratio, max(usage) AS usage_max_ratio,
-    max(waiting) FILTER (usage >= high_ratio) AS waiting_max
+    max(waiting) FILTER (usage >= high_ratio) AS waiting_max, any_value(guessed) AS guessed
   FROM usage_seen
   GROUP BY worker, rank
 ),
@@ -101,7 +103,8 @@ deployment_pressure AS (
     min_by(usage_p50_ratio, (-high_time_ratio, worker, rank)) AS usage_p50_ratio,
     max(usage_max_ratio) AS usage_max_ratio, max(waiting_max) AS waiting_max,
     sum(observations)::BIGINT AS observations,
-    count(*) FILTER (ranks > 1 AND rank <> '') AS ranks_pressed
+    count(*) FILTER (ranks > 1 AND rank <> '') AS ranks_pressed,
+    list(DISTINCT guessed ORDER BY guessed) FILTER (guessed IS NOT NULL) AS guessed_metrics
   FROM pressed
   GROUP BY deployment
 )
@@ -113,7 +116,7 @@ SELECT d.deployment,
   []::STRUCT(request VARCHAR, "value" DOUBLE)[] AS culprits,
   coalesce(s.paths, []) AS sources,
   usage_p50_ratio, usage_max_ratio, waiting_max, observations, ranks_pressed, l.ranks,
-  high_ratio::DOUBLE AS high_from_ratio
+  high_ratio::DOUBLE AS high_from_ratio, coalesce(guessed_metrics, []) AS guessed_metrics
 FROM deployment_pressure AS d
 LEFT JOIN worker_list AS l ON l.deployment IS NOT DISTINCT FROM d.deployment
 LEFT JOIN deployment_sources AS s ON s.deployment = d.deployment

@@ -42,6 +42,7 @@ class Reader:
         self.requests: list[pl.DataFrame] = []
         self.answers: list[requests.Answer] = []
         self.calls: dict[int, list[int]] = {}  # run -> generation calls answered, with an error
+        self.http_errors: list[dict[str, Any]] = []
         self.last_alarm: tuple[int, str, str] | None = None
         self.last_alarm_ns: int | None = None
         self.preempted: dict[int, int] = {}  # run -> V0's counter
@@ -243,8 +244,7 @@ class Reader:
             )
             if method == "POST" and re.search(requests.GENERATION_PATH, path):
                 self.answers.append((record, index, time_ns, int(status)))
-        if found:
-            self.out.add("events", found)
+        self.http_errors += found
 
     def _count_calls(self, lines: pl.DataFrame, failed: pl.Expr) -> None:
         path = pl.col("path").str.replace(r"\?.*$", "")
@@ -292,13 +292,24 @@ class Reader:
             self.out.add("events", found)
         self.out.skip_many(settings, SETTINGS)
 
+    def _told_http_errors(self, taken: dict[int, requests.Answer], legs: pl.DataFrame) -> None:
+        """The HTTP errors, those that answered a request that the log tells of with its id."""
+        names = dict(legs.select("record", "request_id").iter_rows())
+        answered = {answer[0]: names.get(leg) for leg, answer in taken.items()}
+        self.out.add(
+            "events",
+            [row | {"request_id": answered.get(row["record"])} for row in self.http_errors],
+        )
+
     def _legs(self) -> None:
         frame = requests.with_request_ids(pl.concat(self.requests)) if self.requests else None
         refused = self.answers
+        answered: dict[int, requests.Answer] = {}
+        legs = pl.DataFrame(schema={"record": pl.Int64, "request_id": pl.String})
         if frame is not None and frame.height:
             legs = requests.legs(frame, self.path, self.runs.all)
-            taken, refused = requests.pair_answers(legs, self.answers)
-            legs = requests.answered(legs, taken)
+            answered, refused = requests.pair_answers(legs, self.answers)
+            legs = requests.answered(legs, answered)
             self.out.add("legs", legs.select(requests.LEG_COLUMNS))
             moved = requests.transfers(frame, self.runs.all)
             if moved.height:
@@ -308,6 +319,8 @@ class Reader:
                 frame.unique("record").filter(~pl.col("record").is_in(kept.implode())),
                 requests.FOLDED,
             )
+        if self.http_errors:
+            self._told_http_errors(answered, legs)
         if refused:
             self.out.add("legs", [self._refused(*answer) for answer in refused])
 

@@ -303,11 +303,13 @@ LEG_COLUMNS = (
 )
 
 
-def pair_answers(frame: pl.DataFrame, answers: list[Answer]) -> tuple[dict[int, int], list[Answer]]:
+def pair_answers(
+    frame: pl.DataFrame, answers: list[Answer]
+) -> tuple[dict[int, Answer], list[Answer]]:
     """Which HTTP errors belong to requests that the log already told of.
 
-    `answers` are (record, run, time, status) of failed POSTs. Returns record of a leg -> status,
-    and the answers that belong to no leg: requests that were refused before they were logged.
+    `answers` are (record, run, time, status) of failed POSTs. Returns record of a leg -> its
+    answer, and the answers that belong to no leg: requests that were refused before they were logged.
     """
     if not answers:
         return {}, []
@@ -320,7 +322,7 @@ def pair_answers(frame: pl.DataFrame, answers: list[Answer]) -> tuple[dict[int, 
         if row[6] == "failed" or (row[6] == "unknown" and not row[5] and row[1] in adds)
     ]
     open_legs.sort(key=lambda row: row[2] or row[0])
-    taken: dict[int, int] = {}
+    taken: dict[int, Answer] = {}
     left = []
     for record, run, time_ns, status in answers:
         match = next(
@@ -337,7 +339,7 @@ def pair_answers(frame: pl.DataFrame, answers: list[Answer]) -> tuple[dict[int, 
         if match is None:
             left.append((record, run, time_ns, status))
         else:
-            taken[match[0]] = status
+            taken[match[0]] = (record, run, time_ns, status)
     return taken, left
 
 
@@ -345,11 +347,12 @@ def _soon(before_ns: int | None, after_ns: int | None) -> bool:
     return before_ns is None or after_ns is None or 0 <= after_ns - before_ns <= ANSWER_WINDOW_NS
 
 
-def answered(legs: pl.DataFrame, taken: dict[int, int]) -> pl.DataFrame:
+def answered(legs: pl.DataFrame, taken: dict[int, Answer]) -> pl.DataFrame:
     """The legs with the HTTP status of their answer where that was an error."""
     if not taken:
         return legs
-    status = pl.col("record").replace_strict(taken, default=None, return_dtype=pl.Int64)
+    statuses = {leg: answer[3] for leg, answer in taken.items()}
+    status = pl.col("record").replace_strict(statuses, default=None, return_dtype=pl.Int64)
     return legs.with_columns(
         pl.when(status.is_not_null()).then(pl.lit("failed")).otherwise("status").alias("status"),
         pl.when(status.is_not_null())

@@ -6,7 +6,7 @@ observer that has it. Latencies are never mixed from two observers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import polars as pl
 
@@ -25,6 +25,7 @@ from pdtrace.model import OBSERVERS
 from pdtrace.store import Store
 
 COVERAGE = 0.9  # share of completed requests that the headline's observer must have seen
+HOSTS_NS = 10**9  # so much may clocks of hosts differ where an end is laid beside another's
 TOO_COARSE_NS = 10**8  # instants coarser than this say nothing of a first token
 DEFINITIONS = {
     "client": "client: request sent -> first token received",
@@ -190,6 +191,14 @@ def gathered(legs: pl.DataFrame, observers: dict[str, pl.DataFrame]) -> pl.DataF
             .then(pl.lit("decode")),
         )
     outcome = outermost("outcome")
+    if engine and outside:
+        broken = _broken_behind_a_status(outside, of)
+        outcome = pl.when(broken).then("outcome:engine").otherwise(outcome)
+    # The word of who saw it end so: an engine's failed attempt is not why a client left.
+    error = pl.coalesce(
+        pl.when(pl.col(f"outcome:{n}").fill_null(outcome) == outcome).then(f"error:{n}")
+        for n in names
+    )
     return wide.select(
         "r",
         outermost("request").alias("request"),
@@ -207,13 +216,30 @@ def gathered(legs: pl.DataFrame, observers: dict[str, pl.DataFrame]) -> pl.DataF
         )
         .fill_null("unknown")
         .alias("outcome"),
-        pl.when(outcome != 0).then(outermost("error")).alias("error"),
+        pl.when(outcome != 0).then(error).alias("error"),
         outermost("prefill_worker").alias("prefill_worker"),
         outermost("decode_worker").alias("decode_worker"),
         origin.alias("first_token_origin"),
         outermost("ran_on").alias("ran_on"),
         pl.any_horizontal(pl.col(f"ran:{n}").fill_null(value=False) for n in names).alias("ran"),
     )
+
+
+def _broken_behind_a_status(outside: list[str], of: Callable[[str, str], pl.Expr]) -> pl.Expr:
+    """Whether an engine says that it broke off what a router or front end calls fine, as its last act.
+
+    An HTTP status goes out before the body: it is no proof that the answer was completed. Counted tokens are,
+    and so is what the client says. Where the request went on after the engine's end, another attempt that is not
+    on record may have completed it.
+    """
+    fine = pl.coalesce(f"outcome:{n}" for n in outside) == 0
+    if "client" in outside:
+        fine &= pl.col("outcome:client").is_null()
+    uncounted = pl.coalesce(f"output_tokens:{n}" for n in outside).is_null()
+    late = of("window_observer", "finish") - pl.col("finish:engine")
+    slack = pl.col("resolution_ns:engine").fill_null(1) + HOSTS_NS
+    last = (late <= slack).fill_null(value=True)
+    return (fine & uncounted & (pl.col("outcome:engine") > 0) & last).fill_null(value=False)
 
 
 def _told_by_routers(store: Store, requests: pl.DataFrame) -> pl.DataFrame:
@@ -261,13 +287,15 @@ def _attempts(requests: pl.DataFrame, legs: pl.DataFrame, counted: pl.DataFrame)
         engine = engine.filter(pl.col("failed").any().over("r"))
     else:
         engine = engine.clear()
+    # A prefill that ended well is no second attempt of the decode that failed after it.
     tries = (
-        engine.group_by("request")
+        engine.group_by("request", "duty")
         .agg(
             failed.sum().cast(pl.Int64) + 1, (pl.col("status") == "completed").any().alias("ended")
         )
         .filter((pl.col("failed") > 1) & pl.col("ended"))
-        .select("request", tries="failed")
+        .group_by("request")
+        .agg(tries=pl.col("failed").max())
     )
     if counted.height == 0 and tries.height == 0:
         return requests

@@ -181,10 +181,12 @@ def _merged(rows: pl.DataFrame) -> pl.DataFrame:
     finest = _fineness() == _fineness().min().over("r")
     verdict = pl.when(finest).then("outcome").min().over("r")
     rows = rows.with_columns(
+        # an earlier attempt's error is not why the client left
+        pl.when(pl.col("outcome").fill_null(verdict).eq_missing(verdict)).then("error").alias("error"),
         pl.when(finest.fill_null(value=True) | verdict.is_null())
         .then("failed")
         .otherwise(verdict > 0)
-        .alias("failed")
+        .alias("failed"),
     )
     # Where two records tell the same start, the finer one tells it.
     grain = pl.col("resolution_ns").fill_null(1)

@@ -155,6 +155,11 @@ def _assumptions(row: Row) -> tuple[str, ...]:
             "the sum comes from engine steps, which name no requests; who took it and who lost it"
             " comes from token times (level B)"
         )
+    if row["named_by"] in {"token times", "both"} and (row["ranks"] or 1) > 1:
+        told.append(
+            f"token times do not say which of {row['ranks']:,} data-parallel ranks served a request: prompts on one are"
+            " laid over the tokens of all, so the requests that took most are likely, not certain"
+        )
     if len(levels) > 1:
         told.append("workers are judged at different levels; each is counted once, at its best")
     return (*told, *(row["notes"] or ()))

@@ -51,6 +51,9 @@ class Worker:
         by_index: dict[int, Request],
     ) -> None:
         self.name, self.role, self.scenario, self.cost = name, role, scenario, cost
+        self.server = server_of(name)[0]
+        self.died: int | None = None
+        self.leaving: list[Request] = []  # their clients went away
         self.exclusive = scenario.mode != "chunked"
         self.by_index = by_index
         self.waiting: deque[Request] = deque()
@@ -81,6 +84,7 @@ class Worker:
     # ---- a step
     def begin(self, now: int) -> Step | None:
         """Form the next step at this instant; None when there is nothing to do."""
+        self._let_go(now)
         self._join()
         self._fit_memory(now)
         parts = self._parts()
@@ -126,6 +130,12 @@ class Worker:
         for request in complete:
             self.prefilling.remove(request)
         for request in complete if self.role != "prefill" else ():
+            if request.gone is not None:
+                continue
+            if not request.output:  # it fails here
+                request.end = step.end
+                ended.append(request)
+                continue
             step.complete += (request.index,)
             if request.first_token is None:
                 request.first_token = step.end
@@ -136,7 +146,7 @@ class Worker:
             else:
                 self.ready.append(request)
         for request in ended:
-            self.promised -= 1
+            self.promised -= request.output > 0
             self.cache.keep(request, request.prompt + request.output)
         return complete, ended
 
@@ -156,17 +166,48 @@ class Worker:
         made = 1 if step.tokens is None else step.tokens
         self.context, self.left = self.context + made, self.left - made
         for request in self.fresh:
-            if request.first_token is None:
+            if request.first_token is None and request.gone is None:
                 request.first_token = step.end
         self.fresh = []
         if not len(self.left) or self.left.min() > 0:
             return []
         over = self.left <= 0
         ended = [self.by_index[int(index)] for index in self.ids[over]]
+        ended = [request for request in ended if request.gone is None]
         for request in ended:
             request.end, request.made = step.end, request.output
         self._keep(~over)
         return ended
+
+    # ---- who goes away
+    def _let_go(self, now: int) -> None:
+        """Drop whose client went away."""
+        for request in self.leaving:
+            resident = self.ids == request.index
+            for held in (self.waiting, self.prefilling, self.ready, self.swapped):
+                if request in held:
+                    held.remove(request)
+                    request.left = now
+            if resident.any():
+                self._keep(~resident)
+                request.left = now
+            if request in self.fresh:
+                self.fresh.remove(request)
+        self.leaving = []
+
+    def fall(self) -> list[Request]:
+        """The worker is dead: what it held, each with the tokens that it made; the running step is lost."""
+        if self.step is not None:
+            self.steps.pop()
+            self.step = None
+        residents = [self.by_index[int(index)] for index in self.ids]
+        for request, left in zip(residents, self.left, strict=True):
+            request.made = request.output - int(left)
+        held = [*self.waiting, *self.prefilling, *self.ready, *residents, *self.swapped]
+        self._keep(np.zeros(len(self.ids), bool))
+        for kept in (self.waiting, self.prefilling, self.ready, self.fresh, self.swapped):
+            kept.clear()
+        return held
 
     # ---- who takes part
     def _join(self) -> None:
@@ -286,6 +327,12 @@ class Worker:
             total += max(0, at + duration - max(at, start))  # what was spent idle holds nobody up
             end += duration
         return total
+
+
+def server_of(worker: str) -> tuple[str, str | None]:
+    """(server, data-parallel rank) of a worker's name."""
+    server, _, rank = worker.partition(".")
+    return server, rank or None
 
 
 class PrefixCache:

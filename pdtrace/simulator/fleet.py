@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pdtrace.simulator import trouble
 from pdtrace.simulator.cost import Cost
 from pdtrace.simulator.engine import Step, Worker
 from pdtrace.simulator.load import Request, requests
@@ -57,9 +58,11 @@ class Fleet:
         self._rounds = {"entry": 0, "decode": 0}
         self._sessions = 0
         self._front = _delays(self.streams.of("front end"))
+        self._fates = self.streams.of("fates")
         self._add_pauses(duration_s)
+        trouble.plan(self)
         for request in requests(scenario, self.streams, duration_s):
-            self._at(request.arrival, self._arrive, request)
+            self.at(request.arrival, self._arrive, request)
 
     @property
     def workers(self) -> list[Worker]:
@@ -81,9 +84,11 @@ class Fleet:
         scenario, cost = self.scenario, Cost(self.scenario, self.streams.of("cost"))
 
         def made(role: str, count: int) -> list[Worker]:
+            names = [f"{role}{n}" for n in range(count)]
+            if scenario.ranks > 1:
+                names = [f"{name}.{rank}" for name in names for rank in range(scenario.ranks)]
             return [
-                Worker(f"{role}{n}", role, scenario, cost, self.streams, self.by_index)
-                for n in range(count)
+                Worker(name, role, scenario, cost, self.streams, self.by_index) for name in names
             ]
 
         if scenario.mode != "pd":
@@ -108,7 +113,8 @@ class Fleet:
                 heapq.heappush(worker.pauses, (EPOCH_NS + int(at * 1e9), lasts))
 
     # ---- events
-    def _at(self, time: int, happen: Callable[[int, Any], None], what: Any) -> None:
+    def at(self, time: int, happen: Callable[[int, Any], None], what: Any) -> None:
+        """Let something happen at an instant."""
         self._count += 1
         heapq.heappush(self._events, (time, self._count, happen, what))
 
@@ -121,9 +127,18 @@ class Fleet:
             request.session = self._sessions
         hop, choice, sent = next(self._front)
         request.route_start = now + hop
-        request.route_end = request.route_start + choice
-        worker = self._choose(request, self.entry, "entry")
-        request.router_worker = "router"
+        request.route_end = request.sent = request.route_start + choice
+        request.router_worker, request.asked = "router", request.output
+        if self.scenario.troubled:
+            trouble.draw_fate(request, self.scenario, self._fates)
+        if request.error == trouble.REFUSED or not self.alive(self.entry):
+            request.output, request.fate, request.error = 0, "failed", trouble.REFUSED
+            request.end = request.route_end
+            return
+        if self.scenario.patience_s:
+            until = now + int(self.scenario.patience_s * 1e9)
+            self.at(until, lambda now, request: trouble.give_up(self, now, request), request)
+        worker = self._choose(request, self.alive(self.entry), "entry")
         if self.scenario.mode == "pd":
             request.prefill_worker = worker.name
             decoder = self._choose(request, self.decoders, "decode")
@@ -134,7 +149,26 @@ class Fleet:
         request.believed = worker.cache.find(request, touch=False)
         request.candidates, request.load = len(self.entry), worker.promised
         worker.promised += 1
-        self._at(request.route_end + sent, self._queue, (worker, request))
+        self.at(request.route_end + sent, self._queue, (worker, request))
+
+    @staticmethod
+    def alive(workers: list[Worker]) -> list[Worker]:
+        """Those that have not died."""
+        return [worker for worker in workers if worker.died is None]
+
+    def send_again(self, now: int, request: Request) -> None:
+        """Another attempt, at a worker that lives."""
+        if request.gone is not None:
+            return
+        living = self.alive(self.entry)
+        if not living:
+            request.end, request.output = now, 0
+            request.fate, request.error = "failed", trouble.REFUSED
+            return
+        worker = self._choose(request, living, "entry")
+        request.decode_worker, request.sent = worker.name, now
+        worker.promised += 1
+        self.at(now + next(self._front)[2], self._queue, (worker, request))
 
     def _choose(self, request: Request, workers: list[Worker], step: str) -> Worker:
         policy = self.scenario.router
@@ -143,6 +177,10 @@ class Fleet:
             return workers[(self._rounds[step] - 1) % len(workers)]
         if policy == "least_loaded":
             return min(workers, key=lambda worker: worker.promised)
+        if policy == "long_apart":
+            rest = workers[1:] or workers
+            long = request.prompt >= LONG_PREFILL_TOKENS
+            return workers[0] if long else min(rest, key=lambda worker: worker.promised)
 
         def price(worker: Worker) -> int:
             cached = worker.cache.find(request, touch=False)
@@ -152,30 +190,45 @@ class Fleet:
 
     def _queue(self, now: int, where: tuple[Worker, Request]) -> None:
         worker, request = where
+        if request.gone is not None:
+            return
         request.queue_start = now
+        if worker.died is not None:
+            trouble.fail(self, now, worker, request, trouble.DEAD)
+            return
         worker.waiting.append(request)
-        self._wake(now, worker)
+        self.wake(now, worker)
 
-    def _wake(self, now: int, worker: Worker) -> None:
-        if worker.step is not None:
+    def wake(self, now: int, worker: Worker) -> None:
+        """Let a worker that stands still look for work."""
+        if worker.step is not None or worker.died is not None:
             return
         step = worker.begin(now)
         if step is not None:
-            self._at(step.end, self._step_ends, worker)
+            self.at(step.end, self._step_ends, worker)
             if self.scenario.pauses == "locked":
                 self._lock_pause(worker, step)
 
     def _step_ends(self, now: int, worker: Worker) -> None:
+        if worker.died is not None:
+            return
         complete, ended = worker.finish()
         if worker.role == "prefill":
-            for request in complete:
+            for request in [r for r in complete if r.gone is None]:
+                if not request.output:
+                    self._named(str(request.decode_worker)).promised -= 1
+                    trouble.fail(self, now, worker, request, trouble.BROKEN)
+                    continue
                 worker.promised -= 1
-                self._at(now + HANDOVER_NS, self._hand_over, (request, worker))
+                self.at(now + HANDOVER_NS, self._hand_over, (request, worker))
         for request in ended:
-            self._follow(now, request)
+            if not request.output:
+                trouble.fail(self, now, worker, request, str(request.error))
+            elif request.fate == "completed":
+                self._follow(now, request)
         if ended and worker.role == "decode":
             self._admit(now, worker)
-        self._wake(now, worker)
+        self.wake(now, worker)
 
     def _follow(self, now: int, request: Request) -> None:
         """The next turn of the conversation, after a pause to think; none after the load ended."""
@@ -185,7 +238,7 @@ class Fleet:
         later.arrival += now  # it held the pause
         later.followers, later.session = rest, request.session
         if later.arrival < self.stop:
-            self._at(later.arrival, self._arrive, later)
+            self.at(later.arrival, self._arrive, later)
 
     # ---- prefill to decode
     def _named(self, name: str) -> Worker:
@@ -193,6 +246,9 @@ class Fleet:
 
     def _hand_over(self, now: int, what: tuple[Request, Worker]) -> None:
         request, _ = what
+        if request.gone is not None:
+            request.left = now
+            return
         self.bridge[str(request.decode_worker)].append(what)
         self._admit(now, self._named(str(request.decode_worker)))
 
@@ -214,13 +270,16 @@ class Fleet:
             # the last layer leaves when it is computed, and who has no room yet is waited for
             link.free = there if began is None else max(there, now + link.latency)
             request.transfer_end = link.free
-            self._at(link.free, self._arrived, (decoder, request, need))
+            self.at(link.free, self._arrived, (decoder, request, need))
 
     def _arrived(self, now: int, what: tuple[Worker, Request, int]) -> None:
         decoder, request, blocks = what
         decoder.reserved -= blocks
-        decoder.ready.append(request)
-        self._wake(now, decoder)
+        if request.gone is None:
+            decoder.ready.append(request)
+        else:
+            request.left = now
+        self.wake(now, decoder)
 
     # ---- the adversary
     def _lock_pause(self, worker: Worker, step: Step) -> None:

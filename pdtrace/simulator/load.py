@@ -13,6 +13,19 @@ TURNS = 4.0  # mean turns of a conversation
 QUESTION_TOKENS = 60.0  # median length of what a turn adds
 
 
+@dataclass(frozen=True, slots=True)
+class Try:
+    """An attempt that failed and was followed by another; instants in ns."""
+
+    number: int
+    worker: str
+    sent: int
+    queue_start: int
+    prefill_start: int | None
+    end: int
+    error: str
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One request on its way: lengths are given, instants (ns) are filled in as they happen."""
@@ -37,8 +50,15 @@ class Request:
     done: int = 0  # prompt tokens computed in the current prefill
     target: int = 0  # tokens that the current prefill has to cover
     preempted: int = 0
+    asked: int = 0  # tokens that the client asked for; `output` are those that will be made
+    fate: str = "completed"  # how the attempt ends once `output` tokens are made
+    error: str | None = None
+    tries: list[Try] = field(default_factory=list)  # failed attempts that another one followed
+    gone: int | None = None  # when its client went away before the first token
+    left: int | None = None  # when the engine dropped it for that
     route_start: int | None = None
     route_end: int | None = None
+    sent: int | None = None  # by the router, to the worker of the last attempt
     queue_start: int | None = None
     prefill_start: int | None = None
     prefill_end: int | None = None

@@ -18,7 +18,8 @@ REQUESTS: dict[str, type[pl.DataType]] = {
     "queue_start_ns": pl.Int64, "prefill_start_ns": pl.Int64, "prefill_end_ns": pl.Int64,
     "transfer_start_ns": pl.Int64, "transfer_end_ns": pl.Int64, "transfer_bytes": pl.Int64,
     "decode_start_ns": pl.Int64, "first_token_ns": pl.Int64, "end_ns": pl.Int64,
-    "preemptions": pl.Int64, "outcome": pl.String,
+    "preemptions": pl.Int64, "outcome": pl.String, "error": pl.String, "asked_tokens": pl.Int64,
+    "sent_ns": pl.Int64, "left_ns": pl.Int64,
 }  # fmt: skip
 
 
@@ -32,11 +33,27 @@ def request_frame(requests: list[Request]) -> pl.DataFrame:
             r.candidates, r.load, r.prefix if r.prefix >= 0 else None, r.queue_start, r.prefill_start, r.prefill_end, r.transfer_start,
             r.transfer_end, None if r.transfer_start is None else r.prompt * KV_BYTES_PER_TOKEN,
             r.decode_start, r.first_token, r.end, r.preempted,
-            "completed" if r.end is not None else "unfinished",
+            r.fate if r.end is not None else "unfinished", r.error, r.asked, r.sent, r.left,
         )
         for r in requests
     ]  # fmt: skip
     return pl.DataFrame(rows, schema=REQUESTS, orient="row")
+
+
+TRIES: dict[str, type[pl.DataType]] = {
+    "request": pl.String, "attempt": pl.Int64, "worker": pl.String, "sent_ns": pl.Int64,
+    "queue_start_ns": pl.Int64, "prefill_start_ns": pl.Int64, "end_ns": pl.Int64, "error": pl.String,
+}  # fmt: skip
+
+
+def try_frame(requests: list[Request]) -> pl.DataFrame:
+    """One row per failed attempt that another one followed."""
+    rows = [
+        (_name(r.index), t.number, t.worker, t.sent, t.queue_start, t.prefill_start, t.end, t.error)
+        for r in requests
+        for t in r.tries
+    ]
+    return pl.DataFrame(rows, schema=TRIES, orient="row")
 
 
 STEPS: dict[str, type[pl.DataType]] = {

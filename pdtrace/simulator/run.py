@@ -23,12 +23,13 @@ class Run:
     seed: int
     duration_s: float
     requests: pl.DataFrame
+    tries: pl.DataFrame  # failed attempts that another one followed
     steps: pl.DataFrame
     members: pl.DataFrame
     emissions: pl.DataFrame
     prefills: pl.DataFrame
     preemptions: pl.DataFrame
-    workers: pl.DataFrame  # worker, role, host and that host's clock: offset_ns, drift_ppm
+    workers: pl.DataFrame  # worker, role, host and that host's clock: offset_ns, drift_ppm; died_ns
     lost: pl.DataFrame
     truth_workers: pl.DataFrame
     truth_gaps: pl.DataFrame
@@ -50,6 +51,7 @@ def simulate(scenario: str | Scenario, seed: int = 0, duration_s: float | None =
         seed=seed,
         duration_s=duration_s,
         requests=requests,
+        tries=log.try_frame(fleet.requests),
         steps=log.step_frame(fleet.workers, scenario),
         members=log.member_frame(fleet.workers),
         emissions=emissions,

@@ -31,7 +31,8 @@ class Scenario:
     kv_blocks: int = 3500  # of each worker
     kv_peak_ratio: float = 0.0  # else: memory is this share of the most that the run would use
     preemption: str = "recompute"  # or swap: no prompt tokens are computed again
-    router: str = "round_robin"  # round_robin, least_loaded or prefix_affinity
+    router: str = "round_robin"  # round_robin, least_loaded, prefix_affinity or long_apart
+    ranks: int = 1  # data-parallel ranks of each aggregated worker, with a scheduler each
     cache_tokens: int = 0  # prefix cache of each worker; 0 is none
     link_gbytes_per_s: tuple[float, float] = (5.0, 25.0)
     link_latency_ms: float = 1.0
@@ -63,6 +64,21 @@ class Scenario:
     host_drift_ppm: float = 0.0
     prefill_clock_offset_ms: float = 0.0  # prefill intervals are seen as much too late
     mislabelled: bool = False  # prefills of other workers are shown as the decode worker's own
+    # ---- what goes wrong
+    refused_ratio: float = 0.0  # requests that the router turns away
+    failed_ratio: float = (
+        0.0  # that the engine fails: half where their prompt is computed, half later
+    )
+    left_ratio: float = 0.0  # whose client goes away in the middle of the answer
+    patience_s: float = 0.0  # clients go away when no token came for so long; 0: they wait
+    dies_s: float = 0.0  # the first worker dies so long after the first instant; 0: never
+    retries: int = 0  # further attempts of the router with what failed before its first token
+
+    @property
+    def troubled(self) -> bool:
+        """Whether some request may not complete."""
+        ratios = self.refused_ratio + self.failed_ratio + self.left_ratio
+        return ratios + self.patience_s + self.dies_s > 0
 
 
 class Streams:

@@ -20,6 +20,8 @@ SPIKES, SPIKE_MS = 0.004, 25.0  # of a jittery network
 def emissions(fleet: Fleet) -> pl.DataFrame:
     """Tokens as the engine made them and as the client saw them."""
     frame = emission_frame(fleet.workers)
+    if gone := [request.index for request in fleet.requests if request.gone is not None]:
+        frame = frame.filter(pl.col("index").is_in(gone).not_())
     request = frame["index"].to_numpy()
     seen = frame["time_ns"].to_numpy() + NETWORK_NS
     random = fleet.streams.of("network")
@@ -49,13 +51,16 @@ def prefills(requests: pl.DataFrame, scenario: Scenario) -> pl.DataFrame:
 def clocks(fleet: Fleet) -> pl.DataFrame:
     """Workers and the clock of the host that each runs on; router and clients share one host."""
     random, scenario = fleet.streams.of("clocks"), fleet.scenario
-    rows = [("router", "router", "gateway", 0, 0.0)]
-    for number, worker in enumerate(fleet.workers):
-        offset = int(random.normal(0, scenario.host_offset_ms) * 1e6)
-        drift = float(random.uniform(-1, 1)) * scenario.host_drift_ppm
-        rows.append((worker.name, worker.role, f"node{number}", offset, drift))
+    rows: list[tuple[object, ...]] = [("router", "router", "gateway", 0, 0.0, None)]
+    hosts: dict[str, tuple[str, int, float]] = {}
+    for worker in fleet.workers:
+        if worker.server not in hosts:
+            offset = int(random.normal(0, scenario.host_offset_ms) * 1e6)
+            drift = float(random.uniform(-1, 1)) * scenario.host_drift_ppm
+            hosts[worker.server] = (f"node{len(hosts)}", offset, drift)
+        rows.append((worker.name, worker.role, *hosts[worker.server], worker.died))
     schema = {"worker": pl.String, "role": pl.String, "host": pl.String,
-              "offset_ns": pl.Int64, "drift_ppm": pl.Float64}  # fmt: skip
+              "offset_ns": pl.Int64, "drift_ppm": pl.Float64, "died_ns": pl.Int64}  # fmt: skip
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 

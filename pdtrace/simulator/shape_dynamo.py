@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from pdtrace.simulator.engine import server_of
 from pdtrace.simulator.otlp import Clock, Ids, Span, clocks, write_spans
 from pdtrace.simulator.run import Run
 from pdtrace.simulator.scenario import BLOCK_TOKENS, LOAD_WEIGHT
 from pdtrace.simulator.shape_dynamo_spans import MS, NEAR_NS, Maker
-from pdtrace.simulator.streams import streams
+from pdtrace.simulator.streams import NO_STREAM, servers, streams, tries_by_request
+from pdtrace.simulator.trouble import REFUSED
 
 SCHEMA_TRACE, SCHEMA_FPM = "dynamo.request.trace.v1", "dynamo.fpm.trace.v1"
 
@@ -28,6 +30,7 @@ SCHEMA_TRACE, SCHEMA_FPM = "dynamo.request.trace.v1", "dynamo.fpm.trace.v1"
 def write(run: Run, folder: Path) -> None:
     """Spans of all processes, the frontend's log, request trace, steps by worker, client log."""
     ids, clock, seen = Ids(run), clocks(run), streams(run)
+    tries = tries_by_request(run)
     spans: list[Span] = []
     log: list[dict[str, Any]] = []
     trace: list[dict[str, Any]] = []
@@ -35,10 +38,12 @@ def write(run: Run, folder: Path) -> None:
     for row in run.requests.sort("arrival_ns", "request").iter_rows(named=True):
         if row["end_ns"] is None:
             continue
-        maker = Maker(run, ids, clock, row, seen[row["request"]])
+        stream = seen.get(row["request"], NO_STREAM)
+        maker = Maker(run, ids, clock, row, stream, tries.get(row["request"], []))
         spans += maker.spans()
         log += _choices(maker)
-        trace.append(_record(maker))
+        if row["outcome"] == "completed":
+            trace.append(_record(maker))
         client.append(_client(maker))
     write_spans(folder / "otlp_traces.jsonl", spans)
     _write_lines(folder / "frontend.log.jsonl", sorted(log, key=lambda line: str(line["time"])))
@@ -48,9 +53,10 @@ def write(run: Run, folder: Path) -> None:
         line["timestamp"] = line["event"]["event_time_unix_ms"] - first + 1000
     _write_lines(folder / "request_trace.jsonl", trace)
     _write_lines(folder / "client.jsonl", client)
-    for worker in run.steps["worker"].unique().sort():
-        number = ids.number(worker)
-        lines = _steps(run, worker, number, clock[worker])
+    for server, ranks in servers(run).items():
+        number = ids.number(server)
+        lines = [line for worker in ranks for line in _steps(run, worker, number, clock[worker])]
+        lines.sort(key=lambda line: int(line["event"]["observed_at_unix_ms"]))
         _write_lines(folder / f"fpm.{number}.000000.jsonl", lines)
 
 
@@ -62,7 +68,7 @@ def _write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
 def _choices(maker: Maker) -> Iterator[dict[str, Any]]:
     """The router's choice of each hop, as the frontend logs it."""
     row = maker.row
-    for phase, worker, _ in maker.hops():
+    for phase, worker, *_ in maker.hops():
         at = maker.clock["router"](row["route_end_ns"])
         uncached = row["prompt_tokens"] - row["believed_tokens"]
         yield {
@@ -74,7 +80,7 @@ def _choices(maker: Maker) -> Iterator[dict[str, Any]]:
             "target": "dynamo_kv_router::scheduling::selector",
             "message": "Selected worker",
             "disk_blocks": 0,
-            "dp_rank": "0",
+            "dp_rank": maker.rank(worker),
             "effective_cached_blocks": 0.0
             if phase == "Decode"
             else row["believed_tokens"] / BLOCK_TOKENS,
@@ -83,7 +89,7 @@ def _choices(maker: Maker) -> Iterator[dict[str, Any]]:
             "request_id": maker.id,
             "router_mode": "kv",
             "total_kv_blocks": f"Some({maker.run.scenario.kv_blocks})",
-            "worker_id": maker.ids.number(worker),
+            "worker_id": maker.ids.number(server_of(worker)[0]),
             "worker_type": "prefill" if phase == "Prefill" else "decode",
         }
 
@@ -114,9 +120,9 @@ def _record(maker: Maker) -> dict[str, Any]:
     request["queue_depth"] = 0
     request["worker"] = {
         "prefill_worker_id": int(maker.worker_id("prefill_worker")),
-        "prefill_dp_rank": 0,
+        "prefill_dp_rank": int(maker.rank(row["prefill_worker"] or row["decode_worker"])),
         "decode_worker_id": int(maker.worker_id("decode_worker")),
-        "decode_dp_rank": 0,
+        "decode_dp_rank": int(maker.rank(row["decode_worker"])),
     }
     request["replay"] = {
         "trace_block_size": BLOCK_TOKENS,
@@ -136,23 +142,25 @@ def _record(maker: Maker) -> dict[str, Any]:
 def _client(maker: Maker) -> dict[str, Any]:
     """What a client that writes down its chunks has."""
     row, at = maker.row, maker.clock["router"]
-    n = row["output_tokens"]
+    n, refused = row["output_tokens"], {REFUSED: 503}.get(row["error"], 500)
+    good = row["outcome"] == "completed"
+    made: dict[str, Any] = {
+        "prompt_tokens": row["prompt_tokens"],
+        "completion_tokens": n,
+        "total_tokens": row["prompt_tokens"] + n,
+        "prompt_tokens_details": {"cached_tokens": row["cached_tokens"]},
+    }
     return {
         "x_request_id": maker.x_id,
         "trace_id": maker.trace,
         "parent_span_id": maker.span_id("client"),
-        "max_tokens": n,
+        "max_tokens": row["asked_tokens"],
         "start_unix_ns": at(row["arrival_ns"]),
         "chunk_unix_ns": [at(time) for time in maker.stream.seen],
-        "status": 200,
-        "usage": {
-            "prompt_tokens": row["prompt_tokens"],
-            "completion_tokens": n,
-            "total_tokens": row["prompt_tokens"] + n,
-            "prompt_tokens_details": {"cached_tokens": row["cached_tokens"]},
-        },
-        "error": None,
-        "end_unix_ns": at(maker.stream.seen[-1]) + 200_000,
+        "status": refused if row["outcome"] == "failed" and not maker.stream.seen else 200,
+        "usage": made if good else None,
+        "error": row["error"] or (None if good else "cancelled"),
+        "end_unix_ns": at(max([row["end_ns"], *maker.stream.seen[-1:]])) + 200_000,
     }
 
 
@@ -199,7 +207,7 @@ def _steps(run: Run, worker: str, number: int, clock: Clock) -> list[dict[str, A
         fpm = {
             "version": 1,
             "worker_id": str(number),
-            "dp_rank": 0,
+            "dp_rank": int(server_of(worker)[1] or 0),
             "counter_id": count + 1,
             "wall_time": s["elapsed_ns"] / 1e9,
             "scheduled_requests": scheduled,

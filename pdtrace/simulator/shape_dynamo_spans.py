@@ -5,21 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from pdtrace.simulator.engine import server_of
 from pdtrace.simulator.otlp import CLIENT, SERVER, Clock, Ids, Span
 from pdtrace.simulator.run import Run
 from pdtrace.simulator.scenario import BLOCK_TOKENS
 from pdtrace.simulator.streams import Stream
+from pdtrace.simulator.trouble import BROKEN, DEAD, REFUSED
 
 MS = 1_000_000
 NEAR_NS = 60_000  # from the frontend to a worker and back
 PREPROCESSING_NS = 40_000
+_HOP_OUTCOMES = {BROKEN: "failed", DEAD: "worker_disconnected"}
 
 
 class Maker:
     """The spans of one request, and what its lines share with them."""
 
     def __init__(
-        self, run: Run, ids: Ids, clock: dict[str, Clock], row: dict[str, Any], stream: Stream
+        self,
+        run: Run,
+        ids: Ids,
+        clock: dict[str, Clock],
+        row: dict[str, Any],
+        stream: Stream,
+        tries: list[dict[str, Any]],
     ) -> None:
         self.run, self.ids, self.row, self.stream = run, ids, row, stream
         self.clock = clock
@@ -27,8 +36,9 @@ class Maker:
         self.id = ids.uuid("request", row["request"])
         self.x_id = f"sim-{row['request'][1:]}"
         self.split = row["prefill_worker"] is not None
-        self.first = stream.seen[0] - NEAR_NS
-        self.last = stream.seen[-1] - NEAR_NS
+        self.tries, self.good = tries, row["outcome"] == "completed"
+        self.first = stream.seen[0] - NEAR_NS if stream.seen else None
+        self.last = max([row["end_ns"], *stream.seen[-1:]]) - NEAR_NS
 
     def spans(self) -> Iterator[Span]:
         """All spans of the request, the root first."""
@@ -43,8 +53,8 @@ class Maker:
             "dynamo.session.id": row["session"] or self.id,
             "dynamo.session.source": "agent_context" if row["session"] else "request_id_fallback",
             "dynamo.request.terminal.timestamp_unix_ns": str(self.clock["router"](self.last)),
-            "dynamo.request.terminal.outcome": "success",
-            "dynamo.request.terminal.error": False,
+            "dynamo.request.terminal.outcome": self._outcome(),
+            "dynamo.request.terminal.error": row["outcome"] == "failed",
         }
         yield self._frontend(
             "request.lifecycle", start + 5000, self.last + 50_000, root, self._life() | terminal
@@ -53,24 +63,38 @@ class Maker:
         yield self._frontend(
             "request.preprocessing", start + 10_000, start + PREPROCESSING_NS, life, self._life()
         )
-        for number, (phase, worker, end) in enumerate(self.hops()):
+        for number, (phase, worker, begin, end, attempt, outcome) in enumerate(self.hops()):
+            which = (phase, attempt) if attempt else (phase,)
+            ready = begin
             chosen = ready - (MS // 50 if number == 0 else 0)
             yield self._frontend(
                 "kv_router.select_worker", max(start + PREPROCESSING_NS, chosen - 60_000), chosen,
-                life, {"target": "dynamo_llm::kv_router::routing_host::kv"}, phase,
+                life, {"target": "dynamo_llm::kv_router::routing_host::kv"}, *which,
             )  # fmt: skip
-            yield from self._selection(phase, chosen)
+            yield from self._selection(which, chosen)
             sent = ready + number * 20_000
             yield self._frontend(
-                "kv_router.route_request", sent, end + NEAR_NS, life, self._route(phase, worker),
-                phase, kind=CLIENT,
+                "kv_router.route_request", sent, max(end + NEAR_NS, sent + 1), life,
+                self._route(phase, worker, attempt, outcome), *which, kind=CLIENT,
             )  # fmt: skip
-            yield self._payload(phase, worker, sent + NEAR_NS, end)
-        yield self._frontend("response.streaming", self.first, self.last, life, self._life())
+            if outcome != "worker_disconnected":  # who is dead exports nothing
+                yield self._payload(which, worker, sent + NEAR_NS, max(end, sent + NEAR_NS))
+        if self.first is not None:
+            yield self._frontend("response.streaming", self.first, self.last, life, self._life())
 
-    def _selection(self, phase: str, chosen: int) -> Iterator[Span]:
+    def _outcome(self) -> str:
+        row = self.row
+        if row["outcome"] == "failed":
+            return "rejected" if row["error"] == REFUSED else "failed"
+        return {"completed": "success", "aborted": "cancelled"}[row["outcome"]]
+
+    def rank(self, worker: str) -> str:
+        """The data-parallel rank that the worker is, as Dynamo writes it."""
+        return server_of(worker)[1] or "0"
+
+    def _selection(self, which: tuple[object, ...], chosen: int) -> Iterator[Span]:
         """The parts of a choice, in the order in which they ran."""
-        parent, part = self.span_id("kv_router.select_worker", phase), chosen - 55_000
+        parent, part = self.span_id("kv_router.select_worker", *which), chosen - 55_000
         for name, target, takes in (
             ("compute_block_hashes", "input", 9_000),
             ("compute_seq_hashes", "input", 6_000),
@@ -78,17 +102,27 @@ class Maker:
             ("schedule", "core::run", 20_000),
         ):
             about = {"target": f"dynamo_kv_router::services::selection::{target}"}
-            yield self._frontend(f"kv_router.{name}", part, part + takes, parent, about, phase)
+            yield self._frontend(f"kv_router.{name}", part, part + takes, parent, about, *which)
             part += takes + 500
 
-    def hops(self) -> list[tuple[str, str, int]]:
-        """(phase, worker, end of the hop at the worker) of each hop."""
-        row = self.row
+    def hops(self) -> list[tuple[str, str, int, int, int, str]]:
+        """(phase, worker, sent, end at the worker, attempt, outcome) of each hop."""
+        row, over = self.row, self.row["left_ns"] or self.row["end_ns"]
+        ending = _HOP_OUTCOMES.get(row["error"]) or self._outcome()
+        failed = [
+            ("Aggregated", t["worker"], t["sent_ns"], t["end_ns"], t["attempt"], _HOP_OUTCOMES[t["error"]])
+            for t in self.tries
+        ]  # fmt: skip
+        if row["decode_worker"] is None or row["queue_start_ns"] is None:
+            return failed
         if not self.split:
-            return [("Aggregated", row["decode_worker"], row["end_ns"] + NEAR_NS)]
+            own = (row["decode_worker"], row["sent_ns"], over + NEAR_NS, len(failed), ending)
+            return [*failed, ("Aggregated", *own)]
+        sent, there = row["route_end_ns"], row["transfer_end_ns"]
+        broken = ending if there is None else "success"
         return [
-            ("Prefill", row["prefill_worker"], row["transfer_end_ns"]),
-            ("Decode", row["decode_worker"], row["end_ns"] + NEAR_NS),
+            ("Prefill", row["prefill_worker"], sent, over if there is None else there, 0, broken),
+            ("Decode", row["decode_worker"], sent, over + NEAR_NS, 0, ending),
         ]
 
     def span_id(self, *what: object) -> str:
@@ -102,7 +136,7 @@ class Maker:
         end: int,
         parent: str,
         attributes: dict[str, Any],
-        *which: str,
+        *which: object,
         kind: int = 1,
         error: bool = False,
     ) -> Span:
@@ -115,10 +149,11 @@ class Maker:
             error=error, flags=flags,
         )  # fmt: skip
 
-    def _payload(self, phase: str, worker: str, start: int, end: int) -> Span:
+    def _payload(self, which: tuple[Any, ...], worker: str, start: int, end: int) -> Span:
+        phase = str(which[0])
         role = {"Prefill": "prefill", "Decode": "decode"}.get(phase, "agg")
         at, service = self.clock[worker], f"dynamo-worker-{role}"
-        parent = self.span_id("kv_router.route_request", phase)
+        parent = self.span_id("kv_router.route_request", *which)
         attributes = {
             "target": "request_span",
             "trace_id": self.trace,
@@ -129,19 +164,19 @@ class Maker:
             "component": "prefill" if phase == "Prefill" else "backend",
             "endpoint": "generate",
             "namespace": "dynamo",
-            "instance_id": str(self.ids.number(worker)),
+            "instance_id": str(self.ids.number(server_of(worker)[0])),
             "busy_ns": 1_000_000,
             "idle_ns": max(end - start - 1_000_000, 0),
         }
         return Span(
             {"service.name": service}, service, "handle_payload", self.trace,
-            self.span_id("handle_payload", phase), at(start), at(end), parent, SERVER, attributes,
+            self.span_id("handle_payload", *which), at(start), at(end), parent, SERVER, attributes,
             flags=769,
         )  # fmt: skip
 
     def _http(self) -> dict[str, Any]:
         row = self.row
-        return {
+        asked = {
             "target": "request_span",
             "method": "POST",
             "uri": "/v1/chat/completions",
@@ -151,6 +186,10 @@ class Maker:
             "trace_flags": "01",
             "x_request_id": self.x_id,
             "request_id": self.id,
+        }
+        if not self.good or self.first is None:  # what did not end in order lacks the rest
+            return asked
+        return asked | {
             "input_tokens": str(row["prompt_tokens"]),
             "output_tokens": str(row["output_tokens"]),
             "image_count": "0",
@@ -164,7 +203,7 @@ class Maker:
 
     def worker_id(self, column: str) -> str:
         """The worker in this column, else the one that decodes: 64 bits, decimal."""
-        return str(self.ids.number(self.row[column] or self.row["decode_worker"]))
+        return str(self.ids.number(server_of(self.row[column] or self.row["decode_worker"])[0]))
 
     def itl(self, ttft: int) -> float:
         """Milliseconds per token after the first, which came `ttft` ns after the start."""
@@ -186,18 +225,18 @@ class Maker:
             "dynamo.lifecycle.identity.state": "complete",
         }
 
-    def _route(self, phase: str, worker: str) -> dict[str, Any]:
+    def _route(self, phase: str, worker: str, attempt: int, outcome: str) -> dict[str, Any]:
         overlap = 0 if phase == "Decode" else self.row["believed_tokens"] // BLOCK_TOKENS
         moved = {"migration.tokens_completed": "0"} if phase != "Prefill" else {}
         return {
             "target": "request_span",
             "request_id": self.id,
-            "dp_rank": "0",
+            "dp_rank": self.rank(worker),
             "overlap_blocks": str(overlap),
             "phase": phase,
-            "worker_id": str(self.ids.number(worker)),
-            "request.attempt": "0",
-            "migration.is_retry": False,
+            "worker_id": str(self.ids.number(server_of(worker)[0])),
+            "request.attempt": str(attempt),
+            "migration.is_retry": attempt > 0,
             **moved,
-            "request.outcome": "success",
+            "request.outcome": outcome,
         }

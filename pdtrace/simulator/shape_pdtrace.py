@@ -5,19 +5,24 @@ The router sees what the client sees (`seen_ns`); workers see what they make (`t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pdtrace import semconv as s
+from pdtrace.simulator.engine import server_of
 from pdtrace.simulator.otlp import CLIENT, INTERNAL, SERVER, Clock, Ids, Span, clocks, write_spans
 from pdtrace.simulator.run import Run
 from pdtrace.simulator.scenario import LOAD_WEIGHT
 from pdtrace.simulator.shape_pdtrace_steps import step_spans
-from pdtrace.simulator.streams import Stream, streams
+from pdtrace.simulator.streams import NO_STREAM, Stream, streams, tries_by_request
+from pdtrace.simulator.trouble import DEAD
 
 MODEL = "opt-13b"
 HOP_NS = 100_000  # between two hosts
+
+# span, attributes, start and end of what an engine did; None where it did not come to it
+Stage = tuple[str, dict[str, Any], int | None, int | None]
 
 
 def write(run: Run, folder: Path) -> None:
@@ -32,17 +37,22 @@ def write(run: Run, folder: Path) -> None:
 def _spans(run: Run) -> Iterator[tuple[str, Span]]:
     ids, clock, seen = Ids(run), clocks(run), streams(run)
     hosts = dict(run.workers.select("worker", "host").iter_rows())
+    tries = tries_by_request(run)
     for worker in run.steps["worker"].unique().sort():
-        resource = resource_of(worker, hosts[worker])
+        resource = resource_of(server_of(worker)[0], hosts[worker])
         for span in step_spans(run, worker, resource, ids, clock[worker]):
-            yield worker, span
+            yield server_of(worker)[0], span
     for row in run.requests.filter(run.requests["end_ns"].is_not_null()).iter_rows(named=True):
-        maker = _Maker(run, ids, clock, hosts, row, seen[row["request"]])
+        stream = seen.get(row["request"], NO_STREAM)
+        maker = _Maker(run, ids, clock, hosts, row, stream, tries.get(row["request"], []))
         yield from maker.router()
+        yield from maker.failed()
+        if row["decode_worker"] is None or row["error"] == DEAD:  # who is dead exports nothing
+            continue
         if row["prefill_worker"]:
             yield from maker.prefill()
             yield from maker.decode()
-        else:
+        elif row["queue_start_ns"] is not None:
             yield from maker.aggregated()
 
 
@@ -66,9 +76,14 @@ class _Maker:
         hosts: dict[str, str],
         row: dict[str, Any],
         stream: Stream,
+        tries: list[dict[str, Any]],
     ) -> None:
         self.run, self.ids, self.clock, self.row = run, ids, clock, row
         self.hosts = hosts
+        self.tries = tries
+        # When the client had the end, and when the engines had: they notice later who went away.
+        self.last = max([row["end_ns"], *stream.seen[-1:]])
+        self.over = row["left_ns"] or row["end_ns"]
         self.made, self.seen, self.counts = stream.made, stream.seen, stream.tokens
         self.trace = ids.hex(32, "trace", row["request"])
 
@@ -83,12 +98,12 @@ class _Maker:
         kind: int = INTERNAL,
     ) -> tuple[str, Span]:
         at, key = self.clock[worker], (self.row["request"], worker, name, start, parent)
-        resource = resource_of(worker, self.hosts[worker])
+        resource = resource_of(server_of(worker)[0], self.hosts[worker])
         made = Span(
             resource, s.SCOPE, name, self.trace, self.ids.hex(16, "span", *key),
-            at(start), at(end), parent, kind, attributes or {},
+            at(start), at(end), parent, kind, attributes or {}, error=s.ERROR_TYPE in (attributes or {}),
         )  # fmt: skip
-        return worker, made
+        return server_of(worker)[0], made
 
     def request(
         self, worker: str, role: str, start: int, end: int, parent: str | None, **more: Any
@@ -113,13 +128,23 @@ class _Maker:
             SERVER,
         )
 
+    def ending(self) -> dict[str, Any]:
+        """What a span says of a request that did not complete."""
+        row = self.row
+        if row["outcome"] == "aborted":
+            return {s.ABORTED: True}
+        return {s.ERROR_TYPE: row["error"]} if row["outcome"] == "failed" else {}
+
     def answer(self, worker: str, times: list[int]) -> dict[str, Any]:
+        if not times:
+            return {s.REQUEST_MAX_TOKENS: self.row["asked_tokens"], **self.ending()}
         first = times[0]
         several = any(count != 1 for count in self.counts)
         return {
             s.OUTPUT_TOKENS: self.row["output_tokens"],
-            s.REQUEST_MAX_TOKENS: self.row["output_tokens"],
-            s.RESPONSE_FINISH_REASONS: ["length"],
+            s.REQUEST_MAX_TOKENS: self.row["asked_tokens"],
+            s.RESPONSE_FINISH_REASONS: ["length"] if self.row["outcome"] == "completed" else None,
+            **self.ending(),
             s.FIRST_TOKEN_NS: self.clock[worker](first),
             s.TOKEN_TIMES_US: [round((at - first) / 1000) for at in times],
             s.TOKEN_COUNTS: self.counts if several else None,
@@ -128,98 +153,144 @@ class _Maker:
 
     # ---- components
     def router(self) -> Iterator[tuple[str, Span]]:
-        row, last = self.row, self.seen[-1]
+        row, last = self.row, self.last
         whole = self.request(
             "router", "router", row["arrival_ns"], last, None, **self.answer("router", self.seen)
         )
         yield whole
-        chosen = row["prefill_worker"] or row["decode_worker"]
+        # the choice of the first attempt
+        chosen = row["prefill_worker"] or (
+            self.tries[0]["worker"] if self.tries else row["decode_worker"]
+        )
         uncached = row["prompt_tokens"] - row["believed_tokens"]
         yield self.span(
             "router", s.SPAN_ROUTER, row["route_start_ns"], row["route_end_ns"], whole[1].span,
             {
                 s.ROUTER_POLICY: self.run.scenario.router,
-                s.ROUTER_WORKER: chosen,
+                s.ROUTER_WORKER: chosen and server_of(chosen)[0],
                 s.ROUTER_OVERLAP_TOKENS: row["believed_tokens"],
                 s.ROUTER_COST: float(uncached + LOAD_WEIGHT * row["load"]),
                 s.ROUTER_CANDIDATES: row["candidates"],
             },
         )  # fmt: skip
         self.sent: dict[str, str] = {}
-        legs = [(row["decode_worker"], row["route_end_ns"], last)]
-        if row["prefill_worker"]:
-            done = row["prefill_end_ns"] + HOP_NS
-            legs = [
-                (row["prefill_worker"], row["route_end_ns"], done),
-                (row["decode_worker"], done, last),
-            ]
-        for worker, start, end in legs:
-            named = f"to {worker}"
+        for worker, attempt, start, end, told in self.legs():
+            named = f"to {worker}" + (f" again {attempt}" if attempt else "")
             call = Span(
                 whole[1].resource, s.SCOPE, s.SPAN_DISPATCH, self.trace,
                 self.ids.hex(16, "span", row["request"], named), self.clock["router"](start),
-                self.clock["router"](end), whole[1].span, CLIENT, {s.REQUEST_ID: row["request"]},
+                self.clock["router"](end), whole[1].span, CLIENT, {s.REQUEST_ID: row["request"], **told},
+                error=s.ERROR_TYPE in told,
             )  # fmt: skip
             self.sent[worker] = call.span
             yield "router", call
 
+    def legs(self) -> Iterator[tuple[str, int, int, int, dict[str, Any]]]:
+        """(worker, attempt, start, end, attributes) of each call of the router."""
+        row, counted = self.row, self.run.scenario.retries > 0
+        for attempt in self.tries:
+            number, error = attempt["attempt"], attempt["error"]
+            told = {s.ATTEMPT: number, s.ERROR_TYPE: error}
+            yield attempt["worker"], number, attempt["sent_ns"], attempt["end_ns"] + HOP_NS, told
+        told = ({s.ATTEMPT: len(self.tries)} if counted else {}) | self.ending()
+        done = row["prefill_end_ns"]
+        if row["prefill_worker"]:
+            there = self.last if done is None else done + HOP_NS
+            yield row["prefill_worker"], 0, row["route_end_ns"], there, told if done is None else {}
+            if done is not None and there < self.last:
+                yield row["decode_worker"], 0, there, self.last, told
+        elif row["decode_worker"]:
+            yield row["decode_worker"], len(self.tries), row["sent_ns"], self.last, told
+
+    def failed(self) -> Iterator[tuple[str, Span]]:
+        """What the engines say of attempts that failed."""
+        for number, attempt in enumerate(self.tries):
+            if attempt["error"] == DEAD:
+                continue
+            worker, start, end = attempt["worker"], attempt["queue_start_ns"], attempt["end_ns"]
+            parent = self.ids.hex(
+                16, "span", self.row["request"], f"to {worker}" + (f" again {number}" if number else "")
+            )  # fmt: skip
+            error = {s.ERROR_TYPE: attempt["error"]}
+            whole = self.request(worker, "aggregated", start, end, parent, **error)
+            yield whole
+            yield from self.stages(worker, whole[1].span, end, (
+                (s.SPAN_QUEUE, {}, start, attempt["prefill_start_ns"]),
+                (s.SPAN_PREFILL, {}, attempt["prefill_start_ns"], None),
+            ))  # fmt: skip
+
+    def stages(
+        self, worker: str, parent: str, over: int, stages: Iterable[Stage]
+    ) -> Iterator[tuple[str, Span]]:
+        """Spans of what the engine did until it was over: the last one may have been cut."""
+        for name, attributes, begin, end in stages:
+            if begin is None or begin > over:
+                return
+            yield self.span(
+                worker, name, begin, over if end is None else min(end, over), parent, attributes
+            )
+
     def aggregated(self) -> Iterator[tuple[str, Span]]:
         row, worker = self.row, self.row["decode_worker"]
         whole = self.request(
-            worker, "aggregated", row["queue_start_ns"], row["end_ns"], self.sent[worker],
+            worker, "aggregated", row["queue_start_ns"], self.over, self.sent[worker],
             **{s.CACHED_TOKENS: row["cached_tokens"]}, **self.answer(worker, self.made),
         )  # fmt: skip
         yield whole
-        yield from self.computed(worker, whole[1].span)
-        yield self.span(worker, s.SPAN_DECODE, row["first_token_ns"], row["end_ns"], whole[1].span)
+        parent, first = whole[1].span, row["first_token_ns"]
+        yield from self.computed(worker, parent, self.over)
+        decoded: tuple[Stage, ...] = ((s.SPAN_DECODE, {}, first, row["end_ns"]),)
+        yield from self.stages(worker, parent, self.over, decoded)
 
-    def computed(self, worker: str, parent: str) -> Iterator[tuple[str, Span]]:
+    def computed(self, worker: str, parent: str, over: int) -> Iterator[tuple[str, Span]]:
         row = self.row
         queue, start, end = row["queue_start_ns"], row["prefill_start_ns"], row["prefill_end_ns"]
-        yield self.span(worker, s.SPAN_QUEUE, queue, start, parent)
         # KV leaves layer by layer from the steps themselves: who records that knows them, not wall time only
-        layers = (row["transfer_start_ns"] or end) < end
+        layers = end is not None and (row["transfer_start_ns"] or end) < end
         detail = {s.PHASE_DETAIL: "prefill_exec"} if layers else {}
-        yield self.span(worker, s.SPAN_PREFILL, start, end, parent, detail)
+        yield from self.stages(
+            worker, parent, over, ((s.SPAN_QUEUE, {}, queue, start), (s.SPAN_PREFILL, detail, start, end))
+        )  # fmt: skip
 
     def prefill(self) -> Iterator[tuple[str, Span]]:
         row, worker = self.row, self.row["prefill_worker"]
+        over = row["prefill_end_ns"] or self.over
         whole = self.request(
-            worker, "prefill", row["queue_start_ns"], row["prefill_end_ns"], self.sent[worker],
+            worker, "prefill", row["queue_start_ns"], over, self.sent[worker],
             **{s.CACHED_TOKENS: row["cached_tokens"]},
+            **({} if row["prefill_end_ns"] else self.ending()),
         )  # fmt: skip
         yield whole
-        yield from self.computed(worker, whole[1].span)
+        yield from self.computed(worker, whole[1].span, over)
 
     def decode(self) -> Iterator[tuple[str, Span]]:
         row, worker = self.row, self.row["decode_worker"]
-        start = min(row["prefill_end_ns"] + 2 * HOP_NS, row["transfer_start_ns"])
+        if worker not in self.sent:
+            return
+        moved, there = row["transfer_start_ns"], row["transfer_end_ns"]
+        start = min(row["prefill_end_ns"] + 2 * HOP_NS, moved or self.over)
         whole = self.request(
-            worker, "decode", start, row["end_ns"], self.sent[worker],
+            worker, "decode", start, self.over, self.sent[worker],
             **self.answer(worker, self.made),
         )  # fmt: skip
         yield whole
         parent = whole[1].span
-        moved, there = row["transfer_start_ns"], row["transfer_end_ns"]
-        if moved > start:
-            yield self.span(
-                worker, s.SPAN_QUEUE, start, moved, parent, {s.PHASE_DETAIL: "kv_space_wait"}
-            )
-        yield self.span(
-            worker, s.SPAN_KV_TRANSFER, moved, there, parent,
-            {
-                s.REQUEST_ID: row["request"],
-                s.KV_BYTES: row["transfer_bytes"],
-                s.KV_BACKEND: "simulated",
-                s.KV_DIRECTION: "prefill_to_decode",
-                s.KV_SOURCE: row["prefill_worker"],
-                s.KV_DESTINATION: worker,
-            },
-        )  # fmt: skip
+        transfer = {
+            s.REQUEST_ID: row["request"],
+            s.KV_BYTES: row["transfer_bytes"],
+            s.KV_BACKEND: "simulated",
+            s.KV_DIRECTION: "prefill_to_decode",
+            s.KV_SOURCE: row["prefill_worker"],
+            s.KV_DESTINATION: worker,
+        }
+        waited: tuple[Stage, ...] = (
+            (s.SPAN_QUEUE, {s.PHASE_DETAIL: "kv_space_wait"}, start, moved),
+        )
         began, first = row["decode_start_ns"], row["first_token_ns"]
-        for name, detail, begin, end in (
-            (s.SPAN_QUEUE, "decode_queue", there, began),
-            (s.SPAN_DECODE, "decode_exec", began, first),
-            (s.SPAN_DECODE, "decode_wall", first, row["end_ns"]),
-        ):
-            yield self.span(worker, name, begin, end, parent, {s.PHASE_DETAIL: detail})
+        yield from self.stages(worker, parent, self.over, (
+            *(waited if (moved or self.over) > start else ()),
+            (s.SPAN_KV_TRANSFER, transfer, moved, there),
+            (s.SPAN_QUEUE, {s.PHASE_DETAIL: "decode_queue"}, there, began),
+            (s.SPAN_DECODE, {s.PHASE_DETAIL: "decode_exec"}, began, first),
+            (s.SPAN_DECODE, {s.PHASE_DETAIL: "decode_wall"}, first, row["end_ns"]),
+        ))  # fmt: skip

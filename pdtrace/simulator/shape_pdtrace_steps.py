@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 
 from pdtrace import semconv as s
+from pdtrace.simulator.engine import server_of
 from pdtrace.simulator.otlp import Clock, Ids, Span
 from pdtrace.simulator.run import Run
 
@@ -48,6 +49,7 @@ def _span(
     }
     attributes = {
         s.STEP_FIRST_SEQ: first,
+        s.STEP_RANK: server_of(worker)[1],
         s.STEP_OFFSETS_NS: [start - starts[0] for start in starts],
         s.STEP_ELAPSED_NS: steps["elapsed_ns"].to_list(),
         **{key: steps[name].to_list() for name, key in s.STEP_COUNTS.items()},

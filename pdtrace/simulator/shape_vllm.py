@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from pdtrace.simulator.engine import server_of
 from pdtrace.simulator.otlp import CLIENT, INTERNAL, SERVER, Clock, Ids, Span, clocks, write_spans
 from pdtrace.simulator.run import Run
 from pdtrace.simulator.shape_vllm_log import Pids, write_log
-from pdtrace.simulator.streams import Stream, streams
+from pdtrace.simulator.streams import NO_STREAM, Stream, servers, streams, tries_by_request
+from pdtrace.simulator.trouble import REFUSED
 
 S = 1e9
 IPC_NS = 400_000  # from the end of a step until the API server has its tokens
@@ -29,6 +31,7 @@ SDK = {
     "telemetry.sdk.name": "opentelemetry",
     "telemetry.sdk.version": "1.45.2",
 }
+ERROR = "error.type"
 QUANTILES = (50, 90, 95, 99)
 
 
@@ -42,17 +45,22 @@ def write(run: Run, folder: Path) -> None:
     drained = _Drained(run)
     policy = run.scenario.router.replace("_", "")
     routed = run.scenario.workers > 1 and run.scenario.mode != "pd"
+    tries = tries_by_request(run)
     for row in ended.iter_rows(named=True):
         maker = _Maker(
-            ids, clock, pids, names[row["request"]], row, seen[row["request"]], drained, policy
-        )
+            ids, clock, pids, names[row["request"]], row, seen.get(row["request"], NO_STREAM),
+            drained, policy, tries.get(row["request"], []),
+        )  # fmt: skip
         for worker, span in maker.spans(routed=routed):
             spans.setdefault(worker, []).append(span)
     for worker, made in sorted(spans.items()):
         write_spans(folder / f"{worker}.traces.otlp.jsonl", made)
-    for worker in run.steps["worker"].unique().sort():
-        write_log(run, folder / f"{worker}.log", worker, ids, clock[worker], pids, names)
-    _write_bench(run, folder / "bench.json", ids, seen)
+    for server, ranks in servers(run).items():
+        write_log(run, folder / f"{server}.log", ranks, ids, clock[ranks[0]], pids, names, tries)
+    if (
+        not run.scenario.left_ratio + run.scenario.patience_s
+    ):  # the benchmark's clients do not leave
+        _write_bench(run, folder / "bench.json", ids, seen)
 
 
 def _names(run: Run, ids: Ids) -> dict[str, str]:
@@ -93,17 +101,22 @@ class _Maker:
         stream: Stream,
         drained: _Drained,
         policy: str,
+        tries: list[dict[str, Any]],
     ) -> None:
         self.ids, self.clock, self.pids, self.name = ids, clock, pids, name
         self.row, self.stream, self.drained = row, stream, drained
         self.trace = ids.hex(32, "trace", row["request"])
-        self.policy = policy
+        self.policy, self.tries = policy, tries
 
     def spans(self, *, routed: bool) -> Iterator[tuple[str, Span]]:
         """Those of the component in front, if there is one, and of the engines."""
         row, decoder = self.row, self.row["decode_worker"]
         if routed:
             yield from self._router()
+        elif row["prefill_worker"]:
+            yield from self._proxy()
+        if row["outcome"] != "completed":  # a request that the engine did not complete has no span
+            return
         if not row["prefill_worker"]:
             arrival = (row["route_end_ns"] + row["queue_start_ns"]) // 2
             yield self._request(
@@ -111,7 +124,6 @@ class _Maker:
                 row["first_token_ns"], row["end_ns"], row["output_tokens"],
             )  # fmt: skip
             return
-        yield from self._proxy()
         arrival = (row["route_end_ns"] + row["queue_start_ns"]) // 2
         yield self._request(
             row["prefill_worker"], self._id("proxy.prefill"), arrival, row["queue_start_ns"],
@@ -164,13 +176,13 @@ class _Maker:
         trace = self.trace
         resource = {
             **SDK,
-            "service.instance.id": self.ids.uuid("instance", worker),
-            "service.name": f"vllm-{worker}",
+            "service.instance.id": self.ids.uuid("instance", server_of(worker)[0]),
+            "service.name": f"vllm-{server_of(worker)[0]}",
             "vllm.instrumenting_module_name": "vllm.llm_engine",
             "vllm.process_id": str(self.pids.api(worker)),
         }
         end = shown(last + IPC_NS) + 150_000
-        return worker, Span(
+        return server_of(worker)[0], Span(
             resource, SCOPE, "llm_request", trace, self._id(worker), int(wall * S), end, parent,
             SERVER, attributes,
         )  # fmt: skip
@@ -179,33 +191,55 @@ class _Maker:
         """The two spans of production-stack's Python router."""
         row, at, bare = self.row, self.clock["router"], self._bare()
         common = {"vllm.request_id": bare, "vllm.model": "opt-13b"}
-        port = self.pids.port(row["decode_worker"])
+        worker = row["decode_worker"]
         asked = {
-            "http.method": "POST", "http.target": "/v1/completions", "http.status_code": 200,
+            "http.method": "POST", "http.target": "/v1/completions", "http.status_code": self._code(),
             **common,
         }  # fmt: skip
         sent = {
-            "vllm.backend_url": f"http://127.0.0.1:{port}",
+            "vllm.backend_url": worker and f"http://127.0.0.1:{self.pids.port(worker)}",
             "vllm.routing_logic": self.policy,
             "vllm.is_streaming": True,
             **common,
         }
-        last, whole = self.stream.seen[-1] - 20_000, self._id("router")
-        for name, key, start, end, parent, kind, attributes in (
-            ("router /v1/completions", "router", row["route_start_ns"], last, None, SERVER, asked),
-            ("process_request", "process_request", row["route_end_ns"], last - 10_000, whole, CLIENT, sent),
-        ):  # fmt: skip
+        last, whole = max([row["end_ns"], *self.stream.seen[-1:]]) - 20_000, self._id("router")
+        made: list[tuple[Any, ...]] = [
+            ("router /v1/completions", "router", row["route_start_ns"], last, None, SERVER, asked)
+        ]
+        for attempt in self.tries:
+            there = f"http://127.0.0.1:{self.pids.port(attempt['worker'])}"
+            made.append((
+                "process_request", f"process_request {attempt['attempt']}", attempt["sent_ns"],
+                attempt["end_ns"] + IPC_NS, whole, CLIENT, sent | {"vllm.backend_url": there, ERROR: attempt["error"]},
+            ))  # fmt: skip
+        if worker:
+            broken = {ERROR: row["error"]} if row["error"] else {}
+            made.append((
+                "process_request", "process_request", row["sent_ns"], last - 10_000, whole, CLIENT,
+                sent | broken,
+            ))  # fmt: skip
+        for name, key, start, end, parent, kind, attributes in made:
             yield "router", Span(
                 {**SDK, "service.name": "vllm-router"}, "vllm_router.services", name, self.trace,
-                self._id(key), at(start), at(end), parent, kind, attributes,
+                self._id(key), at(start), at(end), parent, kind, attributes, error=ERROR in attributes,
             )  # fmt: skip
+
+    def _code(self) -> int | None:
+        """The status that had gone out when the request ended: 200 once there was a token."""
+        if self.stream.seen:
+            return 200
+        return {"aborted": None, "failed": 503 if self.row["error"] == REFUSED else 500}[
+            self.row["outcome"]
+        ]
 
     def _bare(self) -> str:
         return self.name.removeprefix("cmpl-").removesuffix("-0")
 
     def _proxy(self) -> Iterator[tuple[str, Span]]:
         row, at = self.row, self.clock["router"]
-        handed, first, last = row["prefill_end_ns"] + IPC_NS // 4, *self.stream.ends
+        made, done = self.stream.seen, row["prefill_end_ns"]
+        last = max([row["end_ns"], *made[-1:]])
+        handed = last if done is None else min(done + IPC_NS // 4, last)
         resource = {
             **SDK,
             "service.instance.id": self.ids.uuid("instance", "proxy"),
@@ -217,11 +251,13 @@ class _Maker:
             ("proxy.prefill", row["route_end_ns"], handed, whole, CLIENT),
             ("proxy.decode", handed, last, whole, CLIENT),
         ):
+            if name == "proxy.decode" and handed == last:
+                continue
             yield "proxy", Span(
                 resource, PROXY_SCOPE, name, self.trace, self._id(name), at(start), at(end), parent,
                 kind if parent or kind == SERVER else INTERNAL,
                 {} if parent else {"request.id": self._bare()},
-                (("first_chunk", at(first)),) if name == "proxy.decode" else (),
+                (("first_chunk", at(made[0])),) if name == "proxy.decode" and made else (),
             )  # fmt: skip
 
 
@@ -232,7 +268,7 @@ def _write_bench(run: Run, path: Path, ids: Ids, seen: dict[str, Stream]) -> Non
     origin = 1000.0 - rows[0]["arrival_ns"] / S if rows else 0.0
     starts = [row["arrival_ns"] / S + origin for row in rows]
     chunks = [[] if s is None else [at / S + origin for at in s.seen] for s in made]
-    good = [bool(chunk) for chunk in chunks]
+    good = [row["outcome"] == "completed" for row in rows]
     ttfts = [c[0] - start if c else 0.0 for c, start in zip(chunks, starts, strict=True)]
     itls = [np.diff(c).tolist() for c in chunks]
     lengths = [row["output_tokens"] if ok else 0 for row, ok in zip(rows, good, strict=True)]
@@ -257,7 +293,7 @@ def _write_bench(run: Run, path: Path, ids: Ids, seen: dict[str, Stream]) -> Non
         "generated_texts": [""] * len(rows),
         "max_output_tokens_per_s": _busiest_second(chunks),
         "max_concurrent_requests": _most_at_once(starts, chunks), "rtfx": 0.0,
-        "errors": ["" if ok else "unfinished" for ok in good],
+        "errors": [row["error"] or ("" if ok else "unfinished") for row, ok in zip(rows, good, strict=True)],
     }  # fmt: skip
     flat = [gap for gaps in itls for gap in gaps]
     for metric, values in (("ttft", ttfts), ("tpot", tpots), ("itl", flat), ("e2el", latency)):

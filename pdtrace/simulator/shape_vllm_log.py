@@ -9,9 +9,11 @@ from typing import Any
 
 import polars as pl
 
+from pdtrace.simulator.engine import server_of
 from pdtrace.simulator.otlp import Clock, Ids
 from pdtrace.simulator.run import Run
 from pdtrace.simulator.scenario import BLOCK_TOKENS, EPOCH_NS
+from pdtrace.simulator.trouble import DEAD
 
 S = 1_000_000_000
 STATS_NS = 10 * S
@@ -26,23 +28,28 @@ _PARAMS = (
 )
 
 
+_ANSWER = 'INFO:     127.0.0.1:44318 - "POST /v1/completions HTTP/1.1" {status}'
+_BROKEN = "500 Internal Server Error"
+
+
 class Pids:
     """Process ids of API servers and engine cores."""
 
     def __init__(self, run: Run) -> None:
-        self._number = {worker: n for n, worker in enumerate(run.workers["worker"])}
+        names = dict.fromkeys(server_of(worker)[0] for worker in run.workers["worker"])
+        self._number = {server: n for n, server in enumerate(names)}
 
     def api(self, worker: str) -> int:
         """Of the API server."""
-        return 20_000 + 100 * self._number[worker]
+        return 20_000 + 100 * self._number[server_of(worker)[0]]
 
     def core(self, worker: str) -> int:
         """Of the engine core."""
-        return self.api(worker) + 37
+        return self.api(worker) + 37 + int(server_of(worker)[1] or 0)
 
     def port(self, worker: str) -> int:
         """Where the API server listens."""
-        return 8000 + self._number[worker]
+        return 8000 + self._number[server_of(worker)[0]]
 
 
 class _Log:
@@ -54,14 +61,22 @@ class _Log:
         self._line(at, f"(APIServer pid={self.pids.api(self.worker)})", place, text)
 
     def core(self, at: int, place: str, text: str) -> None:
-        self._line(at, f"(EngineCore pid={self.pids.core(self.worker)})", place, text)
+        rank = server_of(self.worker)[1]
+        process = "EngineCore" if rank is None else f"EngineCore_DP{rank}"
+        self._line(at, f"({process} pid={self.pids.core(self.worker)})", place, text)
+
+    def bad(self, at: int, place: str, text: str) -> None:
+        """The engine core's last words."""
+        rank = server_of(self.worker)[1]
+        process = "EngineCore" if rank is None else f"EngineCore_DP{rank}"
+        self._line(at, f"({process} pid={self.pids.core(self.worker)})", place, text, "ERROR")
 
     def raw(self, at: int, text: str) -> None:
         self.lines.append((at, len(self.lines), text))
 
-    def _line(self, at: int, process: str, place: str, text: str) -> None:
+    def _line(self, at: int, process: str, place: str, text: str, level: str = "INFO") -> None:
         stamp = datetime.fromtimestamp(self.clock(at) // S, UTC)
-        self.raw(at, f"{process} INFO {stamp:%m-%d %H:%M:%S} [{place}] {text}")
+        self.raw(at, f"{process} {level} {stamp:%m-%d %H:%M:%S} [{place}] {text}")
 
     def write(self, path: Path) -> None:
         self.lines.sort()
@@ -71,16 +86,25 @@ class _Log:
 
 
 def write_log(
-    run: Run, path: Path, worker: str, ids: Ids, clock: Clock, pids: Pids, names: dict[str, str]
-) -> None:
-    """All lines of one engine, in the order of their instants."""
-    log = _Log(worker, clock, pids)
+    run: Run, path: Path, ranks: list[str], ids: Ids, clock: Clock, pids: Pids,
+    names: dict[str, str], tries: dict[str, list[dict[str, Any]]],
+) -> None:  # fmt: skip
+    """All lines of one server, in the order of their instants."""
+    log = _Log(ranks[0], clock, pids)
     _start(log, run, ids)
     for row in run.requests.iter_rows(named=True):
-        _request(log, row, ids, names[row["request"]])
-    steps = _steps(run, worker)
-    _iterations(log, steps)
-    _stats(log, run, steps)
+        for attempt in tries.get(row["request"], []):
+            if attempt["worker"] in ranks:
+                _attempt(log, row, attempt, ids, names[row["request"]])
+        _request(log, row, ranks, ids, names[row["request"]])
+    for worker in ranks:
+        log.worker = worker
+        steps = _steps(run, worker)
+        _iterations(log, steps)
+        _stats(log, run, steps)
+        died = run.workers.filter(pl.col("worker") == worker)["died_ns"].item()
+        if died is not None:
+            log.bad(died, "core.py:1108", "EngineCore encountered a fatal error.")
     log.write(path)
 
 
@@ -101,13 +125,14 @@ def _start(log: _Log, run: Run, ids: Ids) -> None:
             f", 'kv_transfer_config': KVTransferConfig(kv_connector='NixlConnector',"
             f" engine_id='{engine}', kv_buffer_device='cuda', kv_role='{side}')"
         )
+    ranks = f", 'data_parallel_size': {scenario.ranks}" if scenario.ranks > 1 else ""
     log.api(at, "api_utils.py:347", "  version 0.32.0")
     log.api(
         at,
         "api_utils.py:286",
         f"non-default args: {{'model_tag': 'opt-13b', 'host': '127.0.0.1', 'port': {port},"
         f" 'enable_logging_iteration_details': True, 'max_num_batched_tokens': {budget},"
-        f" 'max_num_seqs': {scenario.max_running}{transfer}, 'enable_log_requests': True}}",
+        f" 'max_num_seqs': {scenario.max_running}{transfer}{ranks}, 'enable_log_requests': True}}",
     )
     log.core(
         at + S, "core.py:133", "Initializing a V1 LLM engine (v0.32.0) with config: model='opt-13b'"
@@ -127,16 +152,47 @@ def _start(log: _Log, run: Run, ids: Ids) -> None:
     log.api(at + 10 * S, "entry.py:140", f"Starting vLLM server on http://127.0.0.1:{port}")
 
 
-def _request(log: _Log, row: dict[str, Any], ids: Ids, name: str) -> None:
-    at, tokens, extra = row["queue_start_ns"], row["output_tokens"], "None"
-    if log.worker == row["prefill_worker"]:
+def _request(log: _Log, row: dict[str, Any], ranks: list[str], ids: Ids, name: str) -> None:
+    at, tokens, extra = row["queue_start_ns"], row["asked_tokens"], "None"
+    if row["prefill_worker"] in ranks:
         tokens, extra = 1, "{'kv_transfer_params': {'do_remote_decode': True}}"
-    elif log.worker != row["decode_worker"]:
+    elif row["decode_worker"] not in ranks or at is None:
         return
     elif row["prefill_worker"]:
         at, extra = row["prefill_end_ns"], "{'kv_transfer_params': {'do_remote_prefill': True}}"
         if at is None:
             return
+    over = row["prefill_end_ns"] is not None and row["prefill_worker"] in ranks
+    fine = over or row["outcome"] != "failed" or row["first_token_ns"] is not None
+    _received(log, at, ids, name, tokens, extra)
+    if fine:
+        log.raw(at, _ANSWER.format(status="200 OK"))
+    if not over and row["outcome"] != "completed":
+        _ended(log, row["left_ns"] or row["end_ns"], ids, name, row["error"])
+    if not fine:
+        log.raw(row["end_ns"], _ANSWER.format(status=_BROKEN))
+
+
+def _attempt(log: _Log, row: dict[str, Any], attempt: dict[str, Any], ids: Ids, name: str) -> None:
+    """One that failed and that the router sent elsewhere."""
+    _received(log, attempt["queue_start_ns"], ids, name, row["asked_tokens"], "None")
+    _ended(log, attempt["end_ns"], ids, name, attempt["error"])
+    log.raw(attempt["end_ns"], _ANSWER.format(status=_BROKEN))
+
+
+def _ended(log: _Log, at: int, ids: Ids, name: str, error: str | None) -> None:
+    """The end of a request that did not complete."""
+    if error is None:
+        log.api(at, "async_llm.py:742", f"Request {name} aborted.")
+        internal = ids.hex(8, "internal", log.worker, name)
+        log.api(at, "async_llm.py:722", f"Aborted request(s) {name}-{internal}.")
+    elif error == DEAD:
+        log.api(at, "async_llm.py:751", f"Request {name} failed (engine dead).")
+    else:
+        log.api(at, "async_llm.py:765", f"Request {name} failed due to RuntimeError: simulated.")
+
+
+def _received(log: _Log, at: int, ids: Ids, name: str, tokens: int, extra: str) -> None:
     params = _PARAMS.format(tokens=tokens, extra=extra)
     log.api(
         at,
@@ -145,7 +201,6 @@ def _request(log: _Log, row: dict[str, Any], ids: Ids, name: str) -> None:
     )
     internal = ids.hex(8, "internal", log.worker, name)
     log.api(at, "async_llm.py:578", f"Added request {name}-{internal}.")
-    log.raw(at, 'INFO:     127.0.0.1:44318 - "POST /v1/completions HTTP/1.1" 200 OK')
 
 
 def _steps(run: Run, worker: str) -> pl.DataFrame:
@@ -185,7 +240,7 @@ def _iterations(log: _Log, steps: pl.DataFrame) -> None:
         log.api(
             s["start_ns"] + s["elapsed_ns"],
             "loggers.py:199",
-            f"Engine 000: Iteration({number}): {s['context_requests']} context requests,"
+            f"Engine {int(server_of(log.worker)[1] or 0):03d}: Iteration({number}): {s['context_requests']} context requests,"
             f" {s['context_tokens']} context tokens, {s['generation_requests']} generation requests,"
             f" {s['generation_tokens']} generation tokens, iteration elapsed time:"
             f" {s['elapsed_ns'] / 1e6:.2f} ms, GPU KV cache usage:"
@@ -225,7 +280,7 @@ def _stats(log: _Log, run: Run, steps: pl.DataFrame) -> None:
         log.api(
             EPOCH_NS + (slot + 1) * STATS_NS,
             "loggers.py:335",
-            f"Engine 000: Avg prompt throughput: {prompt / 10:.1f} tokens/s, Avg generation"
+            f"Engine {int(server_of(log.worker)[1] or 0):03d}: Avg prompt throughput: {prompt / 10:.1f} tokens/s, Avg generation"
             f" throughput: {made / 10:.1f} tokens/s, Running: {running} reqs, Waiting: {waiting}"
             f" reqs, GPU KV cache usage: {usage * 100:.1f}%, Prefix cache hit rate:"
             f" {100 * found / asked if asked else 0:.1f}%{other}",

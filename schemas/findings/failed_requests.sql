@@ -30,7 +30,7 @@
 --   failed         BIGINT     requests that failed
 --   aborted        BIGINT     requests that were aborted
 --   retried        BIGINT     requests with more than one attempt, whatever their outcome
---   http_errors    BIGINT     HTTP errors logged that belong to no failed request
+--   http_errors    BIGINT     HTTP errors logged that belong to no failed request or attempt
 --   server_errors  BIGINT     of them 5xx
 --   calls          BIGINT     calls for an answer in the access lines, where only the failed ones are known as requests; else NULL
 --   calls_failed   BIGINT     of them, answered with an error
@@ -75,7 +75,8 @@ failed_name AS (
   SELECT l.deployment, l.request_id AS name
   FROM legs AS l
   JOIN requests AS r ON r.request = l.request
-  WHERE r.outcome IN ('failed', 'aborted')
+  -- an attempt that failed has its error even where another one completed the request
+  WHERE r.outcome IN ('failed', 'aborted') OR l.status = 'failed'
   UNION
   SELECT r.deployment, r.external_id
   FROM requests AS r
@@ -86,7 +87,7 @@ failed_record AS (
   SELECT DISTINCT l.source, l.record
   FROM legs AS l
   JOIN requests AS r ON r.request = l.request
-  WHERE r.outcome IN ('failed', 'aborted') AND l.record IS NOT NULL
+  WHERE (r.outcome IN ('failed', 'aborted') OR l.status = 'failed') AND l.record IS NOT NULL
 ),
 http_count AS (
   SELECT w.deployment, sum(coalesce(e.count, 1))::BIGINT AS http_errors,

@@ -30,6 +30,7 @@
 --   victims             STRUCT(request VARCHAR, "value" DOUBLE)[]  requests that lost most; value: seconds lost
 --   levels              VARCHAR[]  levels of the flagged workers
 --   named_by            VARCHAR    what names culprits and victims: steps, token times, both, or NULL
+--   ranks               BIGINT     most data-parallel ranks under one flagged worker's name, as its steps tell; NULL without steps
 --   decode_s            DOUBLE     s  decode time of the flagged workers: the denominator of share
 --   share_low           DOUBLE     95 % bound of the share over the flagged workers (smallest of them)
 --   affected_steps      BIGINT     steps with prompt tokens during which requests were decoding; NULL without steps
@@ -121,6 +122,16 @@ naming AS (
   FROM named
   GROUP BY deployment
 ),
+rank_count AS (
+  SELECT deployment, max(ranks) AS ranks
+  FROM (
+    SELECT s.deployment, s.worker, count(DISTINCT s.rank) AS ranks
+    FROM interference_steps AS s
+    JOIN flagged_worker AS f ON f.worker = s.worker
+    GROUP BY s.deployment, s.worker
+  )
+  GROUP BY deployment
+),
 longest AS (
   SELECT f.deployment, max(l.elapsed_ms) AS longest_step_ms
   FROM interference_step_losses AS l
@@ -172,12 +183,13 @@ SELECT t.deployment,
   coalesce(n.culprits, []) AS culprits,
   coalesce(s.paths, []) AS sources,
   coalesce(n.victims, []) AS victims,
-  levels, g.named_by, decode_s, share_low,
+  levels, g.named_by, k.ranks, decode_s, share_low,
   affected_steps, mixed_steps, prefill_only_steps, decode_only_p50_ms, mixed_p50_ms, plain_lost_s,
   capped_s, longest_step_ms, events, event_ms, tail_explained_ratio, gaps_lost_s, best_shift_ms,
   shift_worker, shift_label, workers_judged, workers_unknown, coalesce(notes, []) AS notes
 FROM total AS t
 JOIN judged AS j ON j.deployment IS NOT DISTINCT FROM t.deployment
+LEFT JOIN rank_count AS k ON k.deployment IS NOT DISTINCT FROM t.deployment
 LEFT JOIN decoded AS d ON d.deployment IS NOT DISTINCT FROM t.deployment
 LEFT JOIN named_request AS n ON n.deployment IS NOT DISTINCT FROM t.deployment
 LEFT JOIN naming AS g ON g.deployment IS NOT DISTINCT FROM t.deployment

@@ -182,7 +182,9 @@ def _merged(rows: pl.DataFrame) -> pl.DataFrame:
     verdict = pl.when(finest).then("outcome").min().over("r")
     rows = rows.with_columns(
         # an earlier attempt's error is not why the client left
-        pl.when(pl.col("outcome").fill_null(verdict).eq_missing(verdict)).then("error").alias("error"),
+        pl.when(pl.col("outcome").fill_null(verdict).eq_missing(verdict))
+        .then("error")
+        .alias("error"),
         pl.when(finest.fill_null(value=True) | verdict.is_null())
         .then("failed")
         .otherwise(verdict > 0)

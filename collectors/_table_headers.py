@@ -177,7 +177,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ),
     (
         "start",
-        r"created(?:_?(?:at|time))?|timestamp|datetime|date_time|ts|date|time|t|시각|시간|일시|时间|时间戳|zeitstempel|zeitpunkt|uhrzeit|datum|日時",
+        r"created(?:_?(?:at|time))?|time_?stamp|time_?generated|datetime|date_time|ts|date|time|t|시각|시간|일시|时间|时间戳|zeitstempel|zeitpunkt|uhrzeit|datum|日時",
     ),
     (
         "end",

@@ -30,6 +30,7 @@ from ._table_values import (
 
 NAMED_COLUMNS = 30  # of columns that were not used, so many are named
 NOTE_CHARACTERS = 200
+_LONGEST_RUN_NS = 31 * 86_400 * 1_000_000_000
 
 
 # Meanings that need no look at values: a column empty at first may tell of failures later.
@@ -163,6 +164,8 @@ def _settle_time(column: Column, series: pl.Series, plan: Plan) -> str | None:
     if rule is None:
         return None
     named_instant = column.meaning in INSTANTS
+    if not named_instant and rule.kind == "epoch" and _too_far_apart(series, rule):
+        return column.meaning  # a duration's nanoseconds are as many as an epoch's seconds
     if rule.wall or (named_instant and column.meaning != "end"):
         if not rule.wall and plan.dialect == "mooncake":
             rule = InstantRule("relative", "ms", resolution_ns=1_000_000)
@@ -178,6 +181,13 @@ def _settle_time(column: Column, series: pl.Series, plan: Plan) -> str | None:
         plan.rules[column.name] = rule
         return column.meaning
     return column.meaning
+
+
+def _too_far_apart(series: pl.Series, rule: InstantRule) -> bool:
+    """Instants of one run lie within a month of each other."""
+    at = instants_ns(series, rule).drop_nulls()
+    first, last = at.min(), at.max()
+    return isinstance(first, int) and isinstance(last, int) and last - first > _LONGEST_RUN_NS
 
 
 def _settle_list(column: Column, series: pl.Series, plan: Plan) -> str | None:

@@ -14,7 +14,7 @@ from ._table_extras import SAID_OF_THE_REQUEST
 from ._table_layouts import Layout, batches, find_layout
 from ._table_legs import EMPTY_ROW, SUMMARY_ROW, Rows, build, observer_of
 from ._table_plan import Plan, extend_plan, make_plan, tell
-from ._table_runs import RUNS, is_table_of_runs
+from ._table_runs import RUNS, is_sweep, is_table_of_runs
 
 _HEAD_BYTES = 65_536
 _PLAN_ROWS = 20_000  # meaning and units are decided on so many rows
@@ -52,6 +52,7 @@ def read(source: Source, out: Sink) -> None:
     out.unit("row")
     layout = find_layout(Head(source.path, source.name, data, complete)) or Layout("jsonl")
     plan: Plan | None = None
+    runs: bool | None = None
     observer, worker = "client", ""
     counts: Counter[str] = Counter()
     servers: dict[str, str] = {}
@@ -59,6 +60,10 @@ def read(source: Source, out: Sink) -> None:
         if not frame.height or not frame.width:
             if len(record):
                 out.skip(record.to_list(), EMPTY_ROW)
+            continue
+        runs = is_sweep(frame) if plan is None and runs is None else runs
+        if runs:
+            out.skip(record.to_list(), RUNS)
             continue
         if plan is None:
             plan = make_plan(frame.head(_PLAN_ROWS), semicolons=layout.delimiter == ";")

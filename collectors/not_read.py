@@ -40,6 +40,11 @@ _NAMED: tuple[tuple[str, str, re.Pattern[bytes]], ...] = (
     ("llmperf summary", _TOTALS, re.compile(rb'"results_ttft_s_(?:mean|quantiles_p25)"')),
     ("GenAI-Perf or AIPerf table of totals", _TOTALS, re.compile(rb"\A\xef?\xbb?\xbf?Metric,(?:Unit,)?(?:avg|Avg)\b")),
     ("AIPerf time slices", _TOTALS, re.compile(rb"\A(?:\xef\xbb\xbf)?Timeslice,(?:Start_NS,End_NS,)?Metric,Unit,Stat,Value")),
+    ("Locust's statistics", _TOTALS, re.compile(rb'\A(?:\xef\xbb\xbf)?"?Type"?,"?Name"?,"?Request Count|\A"?Timestamp"?,"?User Count')),
+    ("k6 result", "one value of one metric a line: log the requests in the script instead", re.compile(
+        rb'\A\s*\{"(?:type|metric)": ?"(?:Metric|Point|http_\w+)"|\Ametric_name,timestamp,metric_value|\A\s*\{[\s\S]{0,4000}?"http_req_duration"\s*:\s*\{')),
+    ("EvalScope summary", _TOTALS, re.compile(rb'"Average time to first token \(s\)"')),
+    ("oha summary", _TOTALS, re.compile(rb'"latencyPercentiles"\s*:')),
     ("OpenTelemetry Collector's debug output", "write them with the Collector's file exporter instead", re.compile(
         rb"ResourceSpans #\d+[\s\S]{0,4000}?Span #\d+\s+Trace ID")),
     ("NIXL telemetry shared memory", "switch its Prometheus exporter on instead", re.compile(rb"\Anixl_telemetry")),

@@ -159,6 +159,10 @@ FOREIGN = [
     ("GuideLLM report", '{"metadata": {"version": 1, "guidellm_version": "0.8.1"}, "benchmarks": [{"duration": 30, "start_time": 1.7e9, "end_time": 1.7e9}]}'),
     ("inference-perf summary", '{"load_summary": {"count": 9}, "successes": {"count": 9, "latency": {"request_latency": {"mean": 1.0}}}}'),
     ("GenAI-Perf or AIPerf table of totals", "Metric,avg,min,max,p99\nTime To First Token (ms),3,1,9,8\n"),
+    ("Locust's statistics", "Type,Name,Request Count,Failure Count,Median Response Time\nPOST,/v1/completions,120,2,1200\n"),
+    ("k6 result", "metric_name,timestamp,metric_value,status\nhttp_req_duration,1748779200,1200.5,200\n"),
+    ("k6 result", '{"type": "Metric", "data": {"name": "http_req_duration"}, "metric": "http_req_duration"}\n'),
+    ("EvalScope summary", '{"Total requests": 12, "Average time to first token (s)": 0.25}'),
     ("AIPerf time slices", "Timeslice,Metric,Unit,Stat,Value\n0,Input Sequence Length,tokens,avg,550.00\n"),
 ]  # fmt: skip
 
@@ -183,6 +187,7 @@ RUNS = [
     '{"backend": "tgi", "duration": 30.2, "completed": 30, "total_output_tokens": 900, "mean_ttft_ms": 140.0, "p99_ttft_ms": 300.0, "mean_tpot_ms": 10.0, "output_tokens": 9}\n',
     "Concurrency,Mean ITL (ms),P99 ITL (ms),Output tokens,tok/s\n1,12.1,15.2,1000,80\n",
     "model,avg_latency_ms,p99_latency_ms,output_tokens,tokens_per_s\na,12.1,15.2,1000,80\n",
+    '[{"Percentiles": "10%", "TTFT (s)": 0.21, "Latency (s)": 0.81, "Output tokens": 31}]',
 ]  # fmt: skip
 
 
@@ -191,6 +196,18 @@ def test_a_row_of_means_and_percentiles_is_a_run_and_no_request(text: str) -> No
     assert [m.ignore for _, m in matches(text, "results.csv")] == [
         "a table of runs (means or percentiles over requests), not of requests"
     ]
+
+
+@pytest.mark.parametrize(("loads", "requests"), [((1, 2, 4, 8), 0), ((1, 1, 2, 2), 4)])
+def test_a_sweep_over_loads_is_runs_and_the_same_loads_again_are_requests(
+    collect: Collect, tmp_path: Path, loads: tuple[int, ...], requests: int
+) -> None:
+    """A raw table of single requests may say at which load each was sent."""
+    path = tmp_path / "results.csv"
+    rows = [f"{c},1024,128,{100 + c}\n" for c in loads]
+    path.write_text("concurrency,input_tokens,output_tokens,ttft_ms\n" + "".join(rows))
+    found = collect(table, path)
+    assert (found["legs"].height, sum(found.account.reasons.values())) == (requests, 4 - requests)
 
 
 def test_a_folder_with_only_totals_says_so(tmp_path: Path) -> None:

@@ -374,3 +374,32 @@ def test_the_time_per_token_is_not_taken_from_a_rate_over_the_whole_request(
         table, written(tmp_path, "id,output_tokens,latency_s,tps\n1,100,2.0,50\n2,80,3.2,25\n")
     )
     assert found["legs"]["tpot_ms"].null_count() == 2
+
+
+def test_nanoseconds_of_a_duration_are_no_instants(collect: Collect, tmp_path: Path) -> None:
+    """1.2 s are as many nanoseconds as an epoch of 2008 has seconds (Vegeta writes them)."""
+    rows = [
+        {
+            "seq": n,
+            "code": 200,
+            "timestamp": f"2025-06-01T12:00:0{n}.5Z",
+            "latency": 1_200_000_000 + n * 7_000_000,
+        }
+        for n in range(6)
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    legs = collect(table, written(tmp_path, text, "vegeta.jsonl"))["legs"].sort("start_ns")
+    assert ((legs["end_ns"] - legs["start_ns"]) / 1e6).to_list() == [1200 + 7 * n for n in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("header", "stamp"),
+    [("timeStamp", "1748779200000"), ("TimeGenerated [UTC]", '"6/1/2025, 12:00:00.000 PM"')],
+)
+def test_jmeters_and_azures_stamps_are_starts(
+    collect: Collect, tmp_path: Path, header: str, stamp: str
+) -> None:
+    text = f"{header},elapsed,success,output_tokens\n{stamp},1200,true,11\n{stamp},900,false,0\n"
+    legs = collect(table, written(tmp_path, text))["legs"].sort("record")
+    assert legs["start_ns"].unique().to_list() == [1_748_779_200_000_000_000]
+    assert legs["status"].to_list() == ["completed", "failed"]

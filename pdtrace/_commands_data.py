@@ -7,6 +7,7 @@ import click
 from pdtrace._door import (
     format_option,
     open_trace,
+    output_options,
     paths_argument,
     progress,
     read_options,
@@ -57,15 +58,7 @@ def query(query: str, paths: tuple[str, ...], style: str, limit: int, params: tu
 @click.command()
 @paths_argument
 @reading_options
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    metavar="FILE",
-    type=click.Path(),
-    help="The .duckdb file to make.",
-)
-@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@output_options("The .duckdb file to make.")
 def ingest(paths: tuple[str, ...], output: str, force: bool,
            since: str | None, until: str | None, keep_content: bool, debug: bool) -> None:  # fmt: skip
     """Read the dumps once into a DuckDB file that every command takes in place of PATH.

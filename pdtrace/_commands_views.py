@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import click
 
-from pdtrace._door import open_trace, paths_argument, reading_options, slo_option
+from pdtrace._door import open_trace, output_options, paths_argument, reading_options, slo_option
 
 
 @click.command()
 @paths_argument
 @reading_options
 @slo_option
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    metavar="FILE",
-    type=click.Path(),
-    help="The .html file to make.",
-)
-@click.option("--force", is_flag=True, help="Replace the report if it exists.")
+@output_options("The .html file to make.")
 def report(paths: tuple[str, ...], output: str, force: bool, slo: str | None,
            since: str | None, until: str | None, keep_content: bool, debug: bool) -> None:  # fmt: skip
     """Write the diagnosis with its pictures as one HTML file that needs no network.

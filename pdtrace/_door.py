@@ -54,6 +54,20 @@ def reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def output_options(what: str) -> Callable[..., Any]:
+    """-o FILE, which is made, and --force where it may be there already."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        command = click.option("--force", is_flag=True, help="Replace the file if it exists.")(
+            command
+        )
+        return click.option(
+            "-o", "--output", required=True, metavar="FILE", type=click.Path(), help=what
+        )(command)
+
+    return add
+
+
 @contextlib.contextmanager
 def open_trace(
     paths: tuple[str, ...],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 import pdtrace
+from pdtrace.api import Trace
 from pdtrace.errors import PdtraceError, UnknownFormat, UnknownQuery, UnreadableInput
 
 
@@ -16,6 +18,14 @@ def table(tmp_path: Path) -> Path:
     path = tmp_path / "requests.csv"
     path.write_text("request,ttft_ms,total_ms\na,100,900\nb,120,800\nc,90,700\n", "utf-8")
     return path
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trace]:
+    path = tmp_path_factory.mktemp("opened") / "requests.csv"
+    path.write_text("request,ttft_ms\na,100\nb,120\n", "utf-8")
+    with pdtrace.open(path) as trace:
+        yield trace
 
 
 def test_a_trace_gives_frames_and_closes_itself(table: Path) -> None:
@@ -35,9 +45,9 @@ def test_strings_and_paths_open_the_same(table: Path) -> None:
 @pytest.mark.parametrize(
     "query", ["SELECT nothing", "DROP TABLE requests", "SELECT 1; SELECT 2", ""]
 )
-def test_sql_that_is_not_one_select_is_refused_in_words(table: Path, query: str) -> None:
-    with pdtrace.open(table) as trace, pytest.raises(UnknownQuery) as caught:
-        trace.sql(query)
+def test_sql_that_is_not_one_select_is_refused_in_words(opened: Trace, query: str) -> None:
+    with pytest.raises(UnknownQuery) as caught:
+        opened.sql(query)
     assert caught.value.message
 
 

@@ -596,10 +596,9 @@ def twice_runs() -> list[Any]:
 @pytest.mark.parametrize("folder", twice_runs())
 def test_reading_twice_or_in_another_order_changes_nothing(folder: Path, tmp_path: Path) -> None:
     once = read(folder)
-    same_tables(once, Run([folder, folder]))
     copy = tmp_path / "copy" / folder.name
     shutil.copytree(folder, copy)
-    doubled = Run([folder, copy])
+    doubled = Run([folder, folder, copy])
     same_tables(once, doubled)
     balanced(doubled)
     # Names that turn the order of the paths round.

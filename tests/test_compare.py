@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import jsonschema
 import numpy as np
@@ -27,7 +30,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def run(
+def made(
     seed: int,
     n: int = 300,
     slower: float = 1.0,
@@ -77,6 +80,25 @@ def run(
     return store
 
 
+_RUNS: dict[str, Store] = {}
+
+
+def run(seed: int, **more: Any) -> Store:
+    """A run that others look at too: nothing is written to it, and no limits are given."""
+    key = repr((seed, sorted(more.items())))
+    if key not in _RUNS:
+        _RUNS[key] = made(seed, **more)
+    return _RUNS[key]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def diagnosed_once() -> Iterator[None]:
+    """A run that is compared with several others is diagnosed once."""
+    with patch("pdtrace.compare.diagnose", cache(diagnose)):
+        yield
+    _RUNS.clear()
+
+
 def compared(a: Store, b: Store, **more: Any) -> Any:
     found = compare(a, b, ("a", "b"), **more)
     schema = json.loads((files("pdtrace.schemas") / "comparison.schema.json").read_text())
@@ -99,7 +121,7 @@ def delta(pair: Any, metric: str, statistic: str) -> Any:
 
 
 def test_a_slower_run_under_the_same_conditions_loses() -> None:
-    pair = compared(run(1), run(2, slower=1.5), slo=Slo(ttft_ms=120, tpot_ms=14))
+    pair = compared(made(1), made(2, slower=1.5), slo=Slo(ttft_ms=120, tpot_ms=14))
     assert set(statuses(pair).values()) == {"same"}, statuses(pair)
     assert pair.winner == "A"
     assert ranked(pair) == {"ttft": "A", "tpot": "A", "itl": "unknown", "e2e": "A", "goodput": "A"}
@@ -109,11 +131,11 @@ def test_a_slower_run_under_the_same_conditions_loses() -> None:
     assert pair.verdict.startswith("A is better")
 
 
-def test_over_100_runs_of_one_set_up_hardly_any_has_a_winner() -> None:
-    """The stated rate: the judged figures together are wrong in at most 5 of 100 pairs."""
-    stores = [run(seed, n=120) for seed in range(15)]
+def test_over_66_pairs_of_runs_of_one_set_up_hardly_any_has_a_winner() -> None:
+    """The stated rate: the judged figures together are wrong in at most one of 20 pairs."""
+    stores = [run(seed, n=120) for seed in range(12)]
     known = [sides(store, diagnose(store), "x")[0] for store in stores]
-    pairs = [(i, j) for i in range(15) for j in range(i)][:100]
+    pairs = [(i, j) for i in range(12) for j in range(i)]
     winners = ranked_pairs = 0
     for i, j in pairs:
         pair = compared_sides(known[i], known[j])
@@ -121,8 +143,8 @@ def test_over_100_runs_of_one_set_up_hardly_any_has_a_winner() -> None:
             r.result != "not_comparable" for r in pair.rankings if r.metric == "e2e"
         )
         winners += any(r.result in {"A", "B", "mixed"} for r in pair.rankings)
-    assert ranked_pairs >= 80
-    assert winners <= 5
+    assert ranked_pairs >= 53
+    assert winners <= 3
 
 
 def test_the_same_data_differ_by_nothing() -> None:
@@ -211,7 +233,7 @@ def test_where_kv_cost_is_counted_decides_what_can_be_ranked() -> None:
 
 
 def test_deployments_are_matched_by_name_never_pooled() -> None:
-    a, b = run(1, name="x"), run(2, name="x")
+    a, b = made(1, name="x"), made(2, name="x")
     for store, other in ((a, run(3, name="y")), (b, run(4, name="z", origin="decode"))):
         for table in ("requests", "observations", "legs", "deployments", "workers", "facts"):
             store.append(table, other.query(table))
@@ -228,11 +250,11 @@ def test_a_side_without_requests_is_an_error_with_a_way_out() -> None:
     empty = Store()
     empty.install()
     with pytest.raises(BadOption, match="b: no requests to compare"):
-        compare(run(1, n=20), empty, ("a", "b"))
+        compare(made(1, n=20), empty, ("a", "b"))
 
 
 def test_few_requests_and_missing_columns_are_told_not_guessed() -> None:
-    a, b = run(1, n=3), run(2, n=1)
+    a, b = made(1, n=3), made(2, n=1)
     b.execute(
         "UPDATE requests SET ttft_ms = NULL, tpot_ms = NULL, start_ns = NULL, prompt_tokens = NULL"
     )

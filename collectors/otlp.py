@@ -8,10 +8,10 @@ This room only reads; the collectors of the systems that wrote the spans say wha
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import IO, Any
 
@@ -24,6 +24,7 @@ from . import _otlp_decoders as decoders
 from . import _otlp_json as otlp_json
 from . import _otlp_wire as wire
 from ._common import CUT_OFF
+from ._otlp_ahead import in_order
 from ._otlp_alike import Patterns
 from ._otlp_bytes import PADDING
 from ._otlp_columns import SpanRows, span_rows
@@ -42,6 +43,7 @@ BATCH_ROWS = 65_536
 GATHERED_ROWS = 16_384  # spans of small blocks are stored together: half the cost of storing them
 GROUP_BYTES = 6 << 20  # protobuf messages decoded together
 DECODERS = 2  # threads; ptars, pyarrow and numpy let go of the interpreter's lock
+AHEAD = 6  # blocks: the decoders go on while a whole row group is compressed and written
 NOT_PROTOBUF = "not an OTLP export request"
 
 _JSON_START = re.compile(
@@ -114,14 +116,13 @@ class _Reading:
         if second is None:
             self._take(first(self._resources, self._keep_content))
             return
-        pending: deque[Future[_Decoded]] = deque()
-        with ThreadPoolExecutor(DECODERS, "otlp") as pool:
-            for task in chain((first, second), work):
-                pending.append(pool.submit(task, self._resources, self._keep_content))
-                if len(pending) > DECODERS:
-                    self._take(pending.popleft().result())
-            while pending:
-                self._take(pending.popleft().result())
+        tasks = (
+            partial(task, self._resources, self._keep_content)
+            for task in chain((first, second), work)
+        )
+        with closing(in_order(tasks, DECODERS, AHEAD)) as blocks:
+            for block in blocks:
+                self._take(block)
         self.store_spans()
         pa.default_memory_pool().release_unused()  # or it keeps what it parsed with: 80 MB
 

@@ -380,6 +380,8 @@ class Store:
         """
         if self.path is not None:
             self.connection.execute(f"SET memory_limit = '{LOADING_MEMORY}'")
+        # Collectors decode in other threads meanwhile: a second one for each small INSERT cost 20 % more CPU.
+        self.connection.execute("SET threads = 1")
         self.connection.execute("BEGIN")
         self._loading = True
         try:
@@ -389,6 +391,7 @@ class Store:
             self.settle()
             self._loading = False
             self.connection.execute("COMMIT")
+            self.connection.execute("RESET threads")
             if self.path is not None:
                 self.connection.execute("RESET memory_limit")
 

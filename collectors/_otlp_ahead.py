@@ -11,7 +11,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def in_order(tasks: Iterator[Callable[[], T]], threads: int, ahead: int) -> Generator[T, None, None]:
+def in_order(
+    tasks: Iterator[Callable[[], T]], threads: int, ahead: int
+) -> Generator[T, None, None]:
     """What the tasks give, in their order; up to `ahead` of them are begun or done and not taken yet.
 
     The threads ask for the tasks too, one after the other: who takes the results does not wait for a file. An

@@ -226,6 +226,9 @@ def _parsed(pairs: pa.StructArray, owner: np.ndarray, owners: int) -> Ragged:
     value = pairs.field("value")
     kinds = np.full(len(pairs), OTHER, np.int8)
     values: dict[int, pa.Array] = {}
+    forms = (value.field(number) for number in range(value.type.num_fields))
+    if sum(len(form) - form.null_count for form in forms) > len(pairs):
+        raise pa.ArrowInvalid("two values in one")  # the last counts, and here none is the last
     for kind, name in (
         (STRING, "stringValue"),
         (INT, "intValue"),

@@ -34,7 +34,7 @@ def _total_bytes(found: pa.StructArray) -> int:
     """Bytes of the requests that hold these ResourceSpans and nothing else."""
     one_by_one = pa.ListArray.from_arrays(pa.array([0, len(found)], pa.int32()), found)
     request = pa.StructArray.from_arrays([one_by_one], names=["resourceSpans"])
-    return int(encoded_bytes(request, "Request", _MESSAGES)[0])
+    return int(encoded_bytes(request, "Request", MESSAGES)[0])
 
 
 def _has_unknown(message: bytes) -> bool:
@@ -80,7 +80,7 @@ def _descriptor() -> Any:
         "fixed64": kind.TYPE_FIXED64,
         "fixed32": kind.TYPE_FIXED32,
     }
-    for name, members in _MESSAGES.items():
+    for name, members in MESSAGES.items():
         message = file.message_type.add(name=name)
         if name == "Value":
             message.oneof_decl.add(name="value")
@@ -101,7 +101,7 @@ def _descriptor() -> Any:
     return pool.FindFileByName(file.name)
 
 
-_MESSAGES = {
+MESSAGES = {
     "Value": "string stringValue 1, bool boolValue 2, int64 intValue 3, double doubleValue 4, "
     "bytes arrayValue 5, bytes kvlistValue 6, bytes bytesValue 7",
     "Pair": "string key 1, Value value 2",

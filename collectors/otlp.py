@@ -22,6 +22,7 @@ from pdtrace.model import Head, Match, Sink, Source
 
 from . import _otlp_decoders as decoders
 from . import _otlp_json as otlp_json
+from . import _otlp_proto as proto
 from . import _otlp_wire as wire
 from ._common import CUT_OFF
 from ._otlp_ahead import in_order
@@ -32,6 +33,7 @@ from ._otlp_json import Spellings
 from ._otlp_json_walk import canonical
 from ._otlp_lifted import lift
 from ._otlp_logs import log_rows, sample_rows
+from ._otlp_proto_walk import Steps
 from ._otlp_requests import Requests, requests_of_document, requests_of_lines
 from ._otlp_resources import Resources
 from ._otlp_rest import rests
@@ -312,6 +314,7 @@ class _Rest:
 def _protobuf_work(start: bytes, stream: IO[bytes]) -> Iterator[_Work]:
     rest: Any = _Rest(start, stream)
     messages = wire.framed_messages(rest) if wire.is_framed(start) else wire.bare_messages(rest)
+    steps = Steps()
     group: list[bytes] = []
     size = 0
     for message, whole in messages:
@@ -320,17 +323,17 @@ def _protobuf_work(start: bytes, stream: IO[bytes]) -> Iterator[_Work]:
         group.append(message)
         size += len(message)
         if size >= GROUP_BYTES:
-            yield _messages_work(group)
+            yield _messages_work(group, steps)
             group, size = [], 0
     else:
         if group:
-            yield _messages_work(group)
+            yield _messages_work(group, steps)
         return
     kept = wire.salvaged(message)
-    yield _messages_work(group + ([kept] if kept else []), cut=True)
+    yield _messages_work(group + ([kept] if kept else []), steps, cut=True)
 
 
-def _messages_work(messages: list[bytes], *, cut: bool = False) -> _Work:
+def _messages_work(messages: list[bytes], steps: Steps, *, cut: bool = False) -> _Work:
     def decode(resources: Resources, keep_content: bool) -> _Decoded:
         requests = Requests()
         traces: list[bytes] = []
@@ -347,8 +350,12 @@ def _messages_work(messages: list[bytes], *, cut: bool = False) -> _Work:
                 traces.append(message)
             elif message:
                 _take(message, signal, requests)
-        decoded = _fast(traces, requests, resources, keep_content)
-        if decoded is None:
+        found = None
+        if traces and not requests.spans:
+            found = proto.rows(traces, steps, resources, keep_content=keep_content)
+        if found is not None:
+            decoded = _Decoded(found, requests)
+        else:
             for message in traces:
                 _take(message, "traces", requests)
             decoded = _walked(requests, resources, keep_content)
@@ -357,21 +364,6 @@ def _messages_work(messages: list[bytes], *, cut: bool = False) -> _Work:
         return decoded
 
     return decode
-
-
-def _fast(
-    traces: list[bytes], requests: Requests, resources: Resources, keep_content: bool
-) -> _Decoded | None:
-    """The messages by way of ptars; None when that cannot be."""
-    if not traces or requests.spans:
-        return None
-    arrow = decoders.resource_spans(traces)
-    if arrow is None:
-        return None
-    try:
-        return _Decoded(span_rows(arrow, resources, keep_content=keep_content), requests)
-    except ValueError:  # a value inside is damaged
-        return None
 
 
 def _take(message: bytes, signal: wire.Signal | None, requests: Requests) -> None:

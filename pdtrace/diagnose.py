@@ -23,6 +23,7 @@ _READ_BY_MANY = (
     "request_values",
     "value_quartiles",
     "deployment_sources",
+    "side_workers",
     "transfer_times",
     "prompt_reuse",
     "prefix_reuse",
@@ -336,11 +337,11 @@ def _finding_queries(store: Store, slo: Slo) -> dict[str, dict[str, object]]:
 
 def _able(store: Store) -> list[library.Query]:
     """The findings whose condition (`when:` of their header) holds: planning the others is not worth it."""
-    # One by one: planned as one statement they take four times as long.
+    conditions = store.conditions()
     return [
         query
         for query in library.queries().values()
-        if query.kind == "findings" and (not query.when or store.holds(query.when))
+        if query.kind == "findings" and (not query.when or conditions.hold(query.when))
     ]
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pdtrace import _ahead, library
 from pdtrace import _aside as aside
 from pdtrace._aside import Aside
+from pdtrace._conditions import Conditions
 from pdtrace.errors import SchemaMismatch, UnknownQuery, UnreadableInput
 
 # Files are written in the format of DuckDB 1.5, which is supported until 2027-03: both majors open them.
@@ -148,9 +149,16 @@ class Store:
 
     def holds(self, condition: str) -> bool:
         """Whether a condition over tables alone is true; no view or finding is made for a word in it."""
-        self._make(library.tables().keys() & set(_WORD.findall(condition.lower())))
-        ((found,),) = self.connection.execute(f"SELECT {condition}").fetchall()
-        return bool(found)
+        return self.conditions().hold(condition)
+
+    def conditions(self) -> Conditions:
+        """Asks conditions over tables, each piece of them once: for as long as nobody changes the tables."""
+        return Conditions(self._told)
+
+    def _told(self, query: str) -> list[tuple[Any, ...]]:
+        """Rows of a query over tables alone."""
+        self._make(library.tables().keys() & set(_WORD.findall(query.lower())))
+        return self.connection.execute(query).fetchall()
 
     def stretches(self, table: str, columns: Sequence[str], rows: int) -> Iterator[pl.DataFrame]:
         """These columns of a table, so many rows at a time; batches kept aside come as they are, not copied."""
@@ -434,36 +442,48 @@ class Store:
     def computed_once(self, *names: str, ask: Iterable[Asked] = ()) -> Iterator[None]:
         """Hold views that many queries read as tables of the same name, for as long as the block runs.
 
+        Views that these or the questions read and that can have no rows (`when:` of their header) are empty tables.
         `ask`: queries (name, parameters) that are answered meanwhile, several at a time; query() hands out what is
         known already. In a file that has no effect: only one connection has its tables, temporary ones, which
         DuckDB finds before views, inside other views and macros too.
         """
+        ask = list(ask)
+        read = {*names, *(name for name, _ in ask)}
+        empty = self._empty(read.union(*map(library.below, read)), names)
         if self.path is None:
             asked = {_ahead.key(name, given): self._from(name, given) for name, given in ask}
             try:
-                empty = self._empty(names)
                 with self._queries().held(self.connection, names, empty, asked) as answers:
                     self._answers.update(answers)
                     yield
             finally:
                 self._answers.clear()
             return
-        empty = self._empty(names)
         self._make(set(names) - empty)
-        for name in names:
+        tables = [*empty, *(name for name in names if name not in empty)]
+        for name in tables:
             what = library.queries()[name].empty if name in empty else f"AS FROM main.{name}"
             self.connection.execute(f"CREATE OR REPLACE TEMP TABLE {name} {what}")
         try:
             yield
         finally:
-            for name in reversed(names):
+            for name in reversed(tables):
                 self.connection.execute(f"DROP TABLE temp.{name}")
 
-    def _empty(self, names: Iterable[str]) -> set[str]:
-        """The views among these whose condition (`when:` of their header) does not hold: they have no rows."""
-        conditions = {name: library.queries()[name].when for name in names}
-        held = {when: self.holds(when) for when in set(conditions.values()) if when}
-        return {name for name, when in conditions.items() if when and not held[when]}
+    def _empty(self, names: Iterable[str], held: Iterable[str]) -> set[str]:
+        """The views among these whose condition (`when:` of their header) does not hold: they have no rows.
+
+        In memory only those that are `held` or not there yet: what stands in for them is let go with the block.
+        """
+        conditions = self.conditions()
+        known = library.queries()
+        free = {*held, *(self._waiting if self.path is None else known)}
+        return {
+            name
+            for name in free.intersection(names, known)
+            if (query := known[name]).when and not query.params and query.kind == "views"
+            and not conditions.hold(query.when)
+        }
 
     def _queries(self) -> _ahead.Queries:
         return _ahead.Queries(self.cursor, self._waiting)

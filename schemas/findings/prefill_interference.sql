@@ -11,8 +11,8 @@
 --
 -- grain:   one row per deployment
 -- needs:   interference_by_worker, interference_steps, interference_step_losses, interference_gap_losses, step_members, legs, requests, deployment_sources
--- when:    EXISTS (FROM interference_steps WHERE flagged) OR EXISTS (FROM interference_gaps WHERE flagged) OR EXISTS (FROM interference_requests WHERE flagged)
---   OR EXISTS (FROM interference_requests)
+-- when:    EXISTS (FROM interference_steps WHERE flagged) OR EXISTS (FROM interference_gaps WHERE flagged)
+--          OR EXISTS (FROM interference_requests WHERE flagged)
 -- columns:
 --   deployment          VARCHAR    deployment
 --   severity            VARCHAR    warning or info

@@ -6,6 +6,7 @@
 --
 -- grain:   one row per (worker, stretch between two changes)
 -- needs:   steps, workers, phases, requests
+-- when:    EXISTS (FROM steps)
 -- columns:
 --   deployment       VARCHAR      deployment
 --   worker           VARCHAR      the worker

@@ -7,6 +7,7 @@
 --
 -- grain:   one row per sample of such a metric
 -- needs:   samples
+-- when:    EXISTS (FROM samples)
 -- columns:
 --   source         INTEGER      the source
 --   record         BIGINT       ordinal of the record

@@ -7,6 +7,8 @@
 --
 -- grain:   one row per (request, side)
 -- needs:   requests, workers, phase_by_request
+-- when:    (SELECT min(worker) <> max(worker) FROM (SELECT worker FROM workers
+--          UNION ALL SELECT prefill_worker FROM requests UNION ALL SELECT decode_worker FROM requests))
 -- columns:
 --   deployment  VARCHAR     deployment
 --   side        VARCHAR     prefill or decode

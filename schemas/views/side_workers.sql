@@ -6,6 +6,8 @@
 --
 -- grain:   one row per (deployment, side, worker)
 -- needs:   side_requests, workers, worker_aliases, sources
+-- when:    (SELECT min(worker) <> max(worker) FROM (SELECT worker FROM workers
+--          UNION ALL SELECT prefill_worker FROM requests UNION ALL SELECT decode_worker FROM requests))
 -- columns:
 --   deployment  VARCHAR  deployment
 --   side        VARCHAR  prefill or decode

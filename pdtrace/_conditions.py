@@ -22,7 +22,7 @@ class Conditions:
         self._known: dict[str, bool] = {}
 
     def hold(self, condition: str) -> bool:
-        """Whether the condition is true; nothing asked is."""
+        """Whether the condition is true."""
         return any(
             all(self._piece(piece) for piece in _split(way, " AND "))
             for way in _split(" ".join(condition.split()), " OR ")
@@ -31,7 +31,9 @@ class Conditions:
     def _piece(self, piece: str) -> bool:
         if piece not in self._known:
             found = _EXISTS.fullmatch(piece)
-            rows = self._rows(f"SELECT 1 FROM {found['rows']} LIMIT 1" if found else f"SELECT {piece}")
+            rows = self._rows(
+                f"SELECT 1 FROM {found['rows']} LIMIT 1" if found else f"SELECT {piece}"
+            )
             self._known[piece] = bool(rows and rows[0][0])
         return self._known[piece]
 

@@ -23,7 +23,6 @@ _READ_BY_MANY = (
     "request_values",
     "value_quartiles",
     "deployment_sources",
-    "side_workers",
     "transfer_times",
     "prompt_reuse",
     "prefix_reuse",

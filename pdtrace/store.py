@@ -481,7 +481,9 @@ class Store:
         return {
             name
             for name in free.intersection(names, known)
-            if (query := known[name]).when and not query.params and query.kind == "views"
+            if (query := known[name]).when
+            and not query.params
+            and query.kind == "views"
             and not conditions.hold(query.when)
         }
 

@@ -8,7 +8,7 @@
 -- covers half of its kind or more, info otherwise. Level D: absence is no measurement.
 --
 -- grain:   one row per deployment
--- needs:   request_values, legs, steps, workers, worker_aliases, skipped, sources, interference_steps, deployment_sources
+-- needs:   request_values, legs, step_gaps, record_gaps, deployment_sources
 -- params:
 --   min_ratio  0.05  a twentieth missing does not move a median or a sum beyond its usual interval
 -- columns:
@@ -49,101 +49,51 @@ leg_gap AS (
   WHERE container IS NOT TRUE
   GROUP BY deployment
 ),
-step_gap AS (
-  SELECT w.deployment, count(*) FILTER (s.capture = 'sampled') AS missing, count(*) AS total,
-    list_sort(list_distinct(list(s.worker) FILTER (s.capture = 'sampled'))) AS workers
-  FROM steps AS s
-  JOIN workers AS w ON w.worker = s.worker
-  GROUP BY w.deployment
-),
-unsummed_step AS (
-  SELECT deployment, sum(steps) FILTER (lost_s IS NULL)::BIGINT AS missing,
-    sum(steps)::BIGINT AS total,
-    mode(note) FILTER (lost_s IS NULL) AS detail,
-    list_sort(list_distinct(list(worker) FILTER (lost_s IS NULL))) AS workers
-  FROM interference_steps
-  -- a worker that only prefills or only decodes has nothing to lose to prefill
-  WHERE role IS DISTINCT FROM 'prefill' AND decode_only_steps + mixed_steps > 0
-  GROUP BY deployment
-),
-deployment_source AS (
-  SELECT DISTINCT deployment, source
-  FROM legs
-  UNION
-  SELECT w.deployment, a.source
-  FROM worker_aliases AS a
-  JOIN workers AS w ON w.worker = a.worker
-),
-reason_count AS (
-  SELECT d.deployment,
-    CASE WHEN k.reason ILIKE '%conflict%' THEN 'conflicting_copies' ELSE 'skipped_records' END
-      AS gap,
-    k.reason, sum(k.records) AS records
-  FROM deployment_source AS d
-  JOIN skipped AS k ON k.source = d.source
-  -- Lines that say nothing and duplicates lose nothing: only what could not be taken counts.
-  WHERE regexp_matches(
-    k.reason,
-    'cut |not json|not an |not a sample|could not|cannot|unread|longer than|damage|corrupt|decod'
-    || '|trunc|malformed|invalid|broken|conflict|without (an? )?(trace|span|request|record) ?id',
-    'i'
-  )
-  GROUP BY ALL
-),
-record_total AS (
-  SELECT d.deployment, sum(s.rows_read)::BIGINT AS total
-  FROM deployment_source AS d
-  JOIN sources AS s ON s.source = d.source
-  GROUP BY d.deployment
-),
-record_gap AS (
-  SELECT r.deployment, r.gap, sum(r.records)::BIGINT AS missing, any_value(t.total) AS total,
-    min_by(r.reason, (-r.records, r.reason)) AS detail
-  FROM reason_count AS r
-  JOIN record_total AS t ON t.deployment IS NOT DISTINCT FROM r.deployment
-  GROUP BY r.deployment, r.gap
-),
 gap_entry AS (
-  SELECT deployment, entry.gap AS gap, entry.missing AS missing, total, NULL::VARCHAR AS detail
+  SELECT deployment, entry.gap AS gap, entry.missing AS missing, total, NULL::VARCHAR AS detail,
+    NULL::VARCHAR[] AS workers
   FROM request_gap
   UNION ALL
-  SELECT deployment, 'unjoined_legs', missing, total, NULL FROM leg_gap
+  SELECT deployment, 'unjoined_legs', missing, total, NULL, NULL FROM leg_gap
   UNION ALL
-  SELECT deployment, 'sampled_steps', missing, total, NULL FROM step_gap
+  SELECT deployment, gap, missing, total, detail, workers FROM step_gaps
   UNION ALL
-  SELECT deployment, 'steps_without_sum', missing, total, detail FROM unsummed_step
-  UNION ALL
-  SELECT deployment, gap, missing, total, detail FROM record_gap
+  SELECT deployment, gap, missing, total, detail, NULL FROM record_gaps
 ),
-material AS (
-  SELECT *, missing / nullif(total, 0) AS ratio
+judged AS (
+  SELECT *, missing / nullif(total, 0) AS ratio,
+    missing > 0
+      AND (missing >= min_ratio * total OR gap IN ('sampled_steps', 'conflicting_copies')
+        OR detail ILIKE 'cut %') AS material
   FROM gap_entry
-  WHERE missing > 0
-    AND (missing >= min_ratio * total OR gap IN ('sampled_steps', 'conflicting_copies')
-      OR detail ILIKE 'cut %')
 ),
 gap_list AS (
   SELECT deployment,
     list(
       {'gap': gap, 'missing': missing, 'total': total, 'detail': detail} ORDER BY ratio DESC, gap
-    ) AS gaps,
-    max(ratio) AS worst_ratio,
-    max(missing) FILTER (starts_with(gap, 'missing_') OR gap = 'unknown_outcome') AS requests
-  FROM material
+    ) FILTER (material) AS gaps,
+    max(ratio) FILTER (material) AS worst_ratio,
+    max(missing) FILTER (material AND (starts_with(gap, 'missing_') OR gap = 'unknown_outcome'))
+      AS requests,
+    list_sort(list_distinct(flatten(list(workers) FILTER (workers IS NOT NULL)))) AS workers
+  FROM judged
+  WHERE deployment IS NOT NULL
+  GROUP BY deployment
+  HAVING bool_or(material)
+),
+file AS (
+  SELECT deployment, list_sort(list_distinct(flatten(list(paths)))) AS paths
+  FROM deployment_sources
+  WHERE evidence IN ('requests', 'workers')
   GROUP BY deployment
 )
 SELECT g.deployment,
   CASE WHEN worst_ratio >= 0.5 THEN 'warning' ELSE 'info' END AS severity,
   NULL::DOUBLE AS cost_s, 'D' AS level, worst_ratio AS value, '1' AS unit,
   NULL::DOUBLE AS interval_low, NULL::DOUBLE AS interval_high, worst_ratio AS share, requests,
-  list_sort(list_distinct(list_concat(coalesce(t.workers, []), coalesce(u.workers, []))))
-    AS workers,
+  coalesce(workers, []) AS workers,
   []::STRUCT(request VARCHAR, "value" DOUBLE)[] AS culprits,
-  list_sort(list_distinct(list_concat(coalesce(s.paths, []), coalesce(a.paths, [])))) AS sources,
+  coalesce(f.paths, []) AS sources,
   gaps
 FROM gap_list AS g
-LEFT JOIN step_gap AS t ON t.deployment IS NOT DISTINCT FROM g.deployment
-LEFT JOIN unsummed_step AS u ON u.deployment IS NOT DISTINCT FROM g.deployment
-LEFT JOIN deployment_sources AS s ON s.deployment = g.deployment AND s.evidence = 'requests'
-LEFT JOIN deployment_sources AS a ON a.deployment = g.deployment AND a.evidence = 'workers'
-WHERE g.deployment IS NOT NULL
+LEFT JOIN file AS f ON f.deployment = g.deployment

@@ -12,7 +12,7 @@
 -- critical: slow is not wrong.
 --
 -- grain:   one row per deployment
--- needs:   request_marks, token_dependence, phase_sums, deployment_sources
+-- needs:   request_marks, value_quartiles, token_dependence, phase_sums, deployment_sources
 -- params:
 --   slo_ttft_ms     NULL  limit for the first token; NULL: relative to the run
 --   min_slow_ratio  0.01  a smaller part of the requests is the tail that every run has
@@ -57,12 +57,10 @@
 --   other_prompt_tokens  DOUBLE  tokens  median prompt of the others; NULL unknown
 --   cached_ratio      DOUBLE     1  cached tokens over prompt tokens, where both are known; NULL unknown
 --   split             BOOLEAN    some requests decoded on another worker than their prompt was computed on
-WITH marked_request AS (
-  SELECT m.*, slo_ttft_ms IS NOT NULL AS limit_given,
-    m.ttft_ms - CASE WHEN slo_ttft_ms IS NULL THEN m.ttft_typical_ms ELSE m.ttft_limit_ms END
-      AS excess_ms
-  FROM request_marks(slo_ttft_ms := slo_ttft_ms) AS m
-  WHERE m.ttft_ms IS NOT NULL AND m.counted
+WITH counted_request AS NOT MATERIALIZED (
+  SELECT *
+  FROM request_marks(slo_ttft_ms := slo_ttft_ms)
+  WHERE counted
 ),
 phase_parts AS (
   -- of each phase: the part before the first token, and how much of all of it is an upper bound
@@ -72,48 +70,26 @@ phase_parts AS (
     coalesce(sum(p.ttft_part_ns) FILTER (NOT m.slow_first_token), 0) / 1e6 AS other_ms,
     sum(p.bound_ns) > 0.5 * sum(p.duration_ns) AS bounded
   FROM phase_sums AS p
-  JOIN request_marks(slo_ttft_ms := slo_ttft_ms) AS m ON m.request = p.request
-  WHERE m.counted
+  JOIN counted_request AS m ON m.request = p.request
   GROUP BY m.deployment, p.phase
-),
-phase_means AS (
-  SELECT s.deployment, s.phase, s.slow_ms, s.slow_ms / nullif(n.slow, 0) AS slow_mean_ms,
-    s.other_ms / nullif(n.other, 0) AS other_mean_ms
-  FROM phase_parts AS s
-  JOIN (
-    SELECT deployment, count(*) FILTER (slow_first_token) AS slow,
-      count(*) FILTER (NOT slow_first_token) AS other
-    FROM marked_request
-    WHERE first_token_ns IS NOT NULL
-    GROUP BY deployment
-  ) AS n ON n.deployment IS NOT DISTINCT FROM s.deployment
-  WHERE s.told
-),
-leading_phases AS (
-  SELECT deployment,
-    min_by(phase, (-slow_ms, phase)) FILTER (slow_ms IS NOT NULL) AS top_phase,
-    max(slow_ms) / nullif(sum(slow_ms), 0) AS top_phase_ratio,
-    min_by(phase, (other_mean_ms - slow_mean_ms, phase))
-      FILTER (slow_mean_ms IS NOT NULL AND other_mean_ms IS NOT NULL) AS grown_phase,
-    max(slow_mean_ms - other_mean_ms) / nullif(sum(slow_mean_ms - other_mean_ms), 0) AS grown_ratio
-  FROM phase_means
-  GROUP BY deployment
 ),
 deployment_latency AS (
   SELECT deployment,
     count(*) AS measured,
     count(*) FILTER (slow_first_token) AS slow,
+    count(*) FILTER (slow_first_token AND first_token_ns IS NOT NULL) AS slow_timed,
+    count(*) FILTER (NOT slow_first_token AND first_token_ns IS NOT NULL) AS other_timed,
     CASE WHEN min(ttft_limit_ms) = max(ttft_limit_ms) THEN min(ttft_limit_ms) END AS limit_ms,
-    CASE WHEN count(DISTINCT model) < 2 THEN min(ttft_typical_ms) END AS typical_ms,
-    greatest(count(DISTINCT model), 1) AS models,
+    min(ttft_typical_ms) AS typical_ms,
     quantile_cont(prompt_tokens, 0.5) FILTER (slow_first_token) AS slow_prompt_tokens,
     quantile_cont(prompt_tokens, 0.5) FILTER (slow_first_token IS NOT TRUE) AS other_prompt_tokens,
     sum(cached_tokens) / nullif(sum(prompt_tokens) FILTER (cached_tokens IS NOT NULL), 0)
       AS cached_ratio,
     quantile_cont(ttft_ms, [0.5, 0.9, 0.95, 0.99]) AS quantiles_ms,
     sum(ttft_ms) AS ttft_sum_ms,
-    any_value(limit_given) AS limit_given,
-    sum(excess_ms) FILTER (slow_first_token) / 1e3 AS cost_s,
+    slo_ttft_ms IS NOT NULL AS limit_given,
+    sum(ttft_ms - CASE WHEN slo_ttft_ms IS NULL THEN ttft_typical_ms ELSE ttft_limit_ms END)
+      FILTER (slow_first_token) / 1e3 AS cost_s,
     list(ttft_ms ORDER BY ttft_ms) AS sorted_ms,
     CASE WHEN bool_and(first_token_ns IS NOT NULL) THEN 'B' ELSE 'C' END AS level,
     count(cached_tokens) >= 0.9 * count(*) AS cached_known,
@@ -126,11 +102,37 @@ deployment_latency AS (
     ))) AS workers,
     min_by({'request': request, 'value': ttft_ms}, (-ttft_ms, request), 5)
       FILTER (slow_first_token) AS culprits
-  FROM marked_request
+  FROM counted_request
+  WHERE ttft_ms IS NOT NULL
+  GROUP BY deployment
+),
+phase_means AS (
+  SELECT s.deployment, s.phase, s.slow_ms, s.slow_ms / nullif(n.slow_timed, 0) AS slow_mean_ms,
+    s.other_ms / nullif(n.other_timed, 0) AS other_mean_ms
+  FROM phase_parts AS s
+  JOIN deployment_latency AS n ON n.deployment IS NOT DISTINCT FROM s.deployment
+  WHERE s.told
+),
+leading_phases AS (
+  SELECT deployment,
+    min_by(phase, (-slow_ms, phase)) FILTER (slow_ms IS NOT NULL) AS top_phase,
+    max(slow_ms) / nullif(sum(slow_ms), 0) AS top_phase_ratio,
+    min_by(phase, (other_mean_ms - slow_mean_ms, phase))
+      FILTER (slow_mean_ms IS NOT NULL AND other_mean_ms IS NOT NULL) AS grown_phase,
+    max(slow_mean_ms - other_mean_ms) / nullif(sum(slow_mean_ms - other_mean_ms), 0) AS grown_ratio
+  FROM phase_means
+  GROUP BY deployment
+),
+answering AS (
+  -- models that such first tokens are known of; none is named where there is only one
+  SELECT deployment, greatest(count(model), 1) AS models
+  FROM value_quartiles
+  WHERE measure = 'ttft' AND n > 0
   GROUP BY deployment
 ),
 judged AS (
-  SELECT l.*, quantiles_ms[1] AS ttft_p50_ms, quantiles_ms[2] AS ttft_p90_ms,
+  SELECT l.* EXCLUDE (typical_ms), models, CASE WHEN models < 2 THEN typical_ms END AS typical_ms,
+    quantiles_ms[1] AS ttft_p50_ms, quantiles_ms[2] AS ttft_p90_ms,
     quantiles_ms[3] AS ttft_p95_ms, quantiles_ms[4] AS ttft_p99_ms,
     p.rho AS prompt_rho, p.rho_low AS prompt_rho_low, p.rho_high AS prompt_rho_high,
     p.pairs AS prompt_pairs, p.slope_ms AS prompt_slope_ms,
@@ -138,6 +140,7 @@ judged AS (
       AND other_long_input <= 0.2 * (measured - slow) THEN true
       ELSE p.follows END AS prompt_driven
   FROM deployment_latency AS l
+  JOIN answering AS a ON a.deployment IS NOT DISTINCT FROM l.deployment
   LEFT JOIN token_dependence AS p
     ON p.deployment IS NOT DISTINCT FROM l.deployment AND p.measure = 'ttft'
 ),

@@ -12,7 +12,7 @@
 -- broken or at least 10 % of stream time is lost; info otherwise.
 --
 -- grain:   one row per deployment
--- needs:   request_marks, token_dependence, gap_summary, gap_lengths, deployment_sources
+-- needs:   request_marks, value_quartiles, token_dependence, gap_summary, gap_lengths, deployment_sources
 -- params:
 --   slo_tpot_ms      NULL  limit for the mean time per output token; NULL: relative to the run
 --   slo_itl_ms       NULL  a gap above it is a stall; NULL: relative to the median gap
@@ -101,8 +101,7 @@ deployment_pace AS (
     count(*) FILTER (slow_stream) AS slow,
     any_value(limit_given) AS limit_given,
     CASE WHEN min(tpot_limit_ms) = max(tpot_limit_ms) THEN min(tpot_limit_ms) END AS limit_ms,
-    CASE WHEN count(DISTINCT model) < 2 THEN min(tpot_typical_ms) END AS typical_ms,
-    greatest(count(DISTINCT model), 1) AS models,
+    min(tpot_typical_ms) AS typical_ms,
     quantile_cont(tpot_ms, [0.5, 0.95, 0.99]) AS quantiles_ms,
     sum(stream_ms) / 1e3 AS stream_s,
     coalesce(sum(excess_ms) FILTER (slow_stream), 0) / 1e3 AS slow_s,
@@ -118,8 +117,16 @@ deployment_pace AS (
   FROM marked_request
   GROUP BY deployment
 ),
+answering AS (
+  -- models that such a pace is known of; none is named where there is only one
+  SELECT deployment, greatest(count(model), 1) AS models
+  FROM value_quartiles
+  WHERE measure = 'tpot' AND n > 0
+  GROUP BY deployment
+),
 judged AS (
-  SELECT p.*, quantiles_ms[1] AS tpot_p50_ms, quantiles_ms[2] AS tpot_p95_ms,
+  SELECT p.* EXCLUDE (typical_ms), models, CASE WHEN models < 2 THEN typical_ms END AS typical_ms,
+    quantiles_ms[1] AS tpot_p50_ms, quantiles_ms[2] AS tpot_p95_ms,
     quantiles_ms[3] AS tpot_p99_ms, g.* EXCLUDE (deployment, gap_sum_ms), s.stall_limit_ms, s.stall_s,
     s.stall_s * 1e3 / nullif(g.gap_sum_ms, 0) AS stall_ratio,
     o.rho AS output_rho, o.rho_low AS output_rho_low, o.rho_high AS output_rho_high,
@@ -129,6 +136,7 @@ judged AS (
       ELSE o.follows END AS output_driven,
     greatest(p.slow_s, s.stall_s) AS cost_s
   FROM deployment_pace AS p
+  JOIN answering AS a ON a.deployment IS NOT DISTINCT FROM p.deployment
   LEFT JOIN outermost AS g ON g.deployment IS NOT DISTINCT FROM p.deployment
   LEFT JOIN stall_summary AS s ON s.deployment IS NOT DISTINCT FROM p.deployment
   LEFT JOIN token_dependence AS o

@@ -35,57 +35,51 @@ value_items AS (
   SELECT
     r.deployment,
     count(r.ttft_ms) AS first_tokens,
-    count(*) FILTER (r.end_ns > r.start_ns AND EXISTS (FROM phase_sums)) AS windows,
+    count(*) FILTER (r.end_ns > r.start_ns AND p.cut) AS windows,
     count(*) FILTER (
-      r.end_ns > r.start_ns AND EXISTS (FROM phase_sums)
+      r.end_ns > r.start_ns AND p.cut
         AND coalesce(u.duration_ns / 1e6, 0) < (r.end_ns - r.start_ns) / 1e7
     ) AS explained
   FROM request_values AS r
+  CROSS JOIN (SELECT count(*) > 0 AS cut FROM (FROM phase_sums LIMIT 1)) AS p
   LEFT JOIN phase_sums AS u ON u.request = r.request AND u.detail = 'unattributed'
   GROUP BY r.deployment
 ),
--- What kinds of time each request has, with or without a position.
-timed AS (
-  SELECT
-    l.deployment, l.request,
-    bit_or(i.kinds) & 1 > 0 AS queued,
-    bit_or(i.kinds) & 2 > 0 AS prefilled,
-    bit_or(i.kinds) & 4 > 0 AS decoded,
-    bit_or(i.kinds) & 8 > 0 AS routed,
-    bit_or(i.kinds) & 16 > 0 AS transferred
-  FROM (
-    SELECT leg, bit_or(CASE
+-- What each leg tells: kinds of time, with or without a position, instants of tokens, a choice.
+told AS (
+  SELECT leg, CASE
       WHEN detail IN ('prefill_queue', 'decode_queue', 'before_queue') THEN 1
       WHEN detail IN ('prefill_exec', 'prefill_wall') THEN 2
       WHEN detail IN ('decode_exec', 'decode_wall') THEN 4
       WHEN detail IN ('router_queue', 'router_decide', 'dispatch') THEN 8
       WHEN detail = 'kv_transfer' THEN 16
       ELSE 0
-    END) AS kinds
-    FROM intervals
-    GROUP BY leg
-  ) i
-  JOIN legs l ON l.leg = i.leg
+    END AS kinds
+  FROM intervals
+  UNION ALL
+  SELECT leg, 32 FROM streams WHERE len(gaps_us) > 0
+  UNION ALL
+  SELECT leg, 64 FROM decisions
+),
+timed AS (
+  SELECT l.deployment, l.request, bit_or(t.kinds) AS kinds
+  FROM (SELECT leg, bit_or(kinds) AS kinds FROM told GROUP BY leg) t
+  JOIN legs l ON l.leg = t.leg
   WHERE l.request IS NOT NULL
   GROUP BY l.deployment, l.request
 ),
 timed_items AS (
   SELECT
     deployment,
-    count(*) FILTER (queued) AS queues,
-    count(*) FILTER (prefilled) AS prefills,
-    count(*) FILTER (decoded) AS decodes,
-    count(*) FILTER (routed) AS routers,
-    count(*) FILTER (transferred) AS transfers
+    count(*) FILTER (kinds & 1 > 0) AS queues,
+    count(*) FILTER (kinds & 2 > 0) AS prefills,
+    count(*) FILTER (kinds & 4 > 0) AS decodes,
+    count(*) FILTER (kinds & 8 > 0) AS routers,
+    count(*) FILTER (kinds & 16 > 0) AS transfers,
+    count(*) FILTER (kinds & 32 > 0) AS streamed,
+    count(*) FILTER (kinds & 64 > 0) AS decided
   FROM timed
   GROUP BY deployment
-),
-streamed AS (
-  SELECT l.deployment, count(DISTINCT l.request) AS streamed
-  FROM streams s
-  JOIN legs l ON l.leg = s.leg
-  WHERE len(s.gaps_us) > 0
-  GROUP BY l.deployment
 ),
 seen AS (
   SELECT deployment, count(DISTINCT request) AS clients
@@ -106,35 +100,30 @@ sampled AS (
   FROM (SELECT DISTINCT worker, metric FROM samples)
   GROUP BY worker
 ),
-worker_items AS (
+engine AS (
   SELECT
-    w.deployment,
-    count(*) AS engines,
-    count(s.worker) AS stepped,
-    count(m.worker) AS sampled,
-    count(*) FILTER (s.kv_known OR m.kv_known) AS kv_known
+    w.deployment, w.role, s.worker AS stepped, m.worker AS sampled, s.kv_known OR m.kv_known AS kv_known,
+    (w.role IN ('prefill', 'decode', 'aggregated') OR s.worker IS NOT NULL)
+      -- one known by its log alone may be one that has requests under another name
+      AND (
+        s.worker IS NOT NULL OR m.worker IS NOT NULL
+        OR w.worker IN (SELECT worker FROM side_workers)
+        OR w.deployment NOT IN (SELECT deployment FROM side_workers)
+      ) AS counted
   FROM workers w
   LEFT JOIN stepped s ON s.worker = w.worker
   LEFT JOIN sampled m ON m.worker = w.worker
-  WHERE (w.role IN ('prefill', 'decode', 'aggregated') OR s.worker IS NOT NULL)
-    -- one known by its log alone may be one that has requests under another name
-    AND (
-      s.worker IS NOT NULL OR m.worker IS NOT NULL
-      OR w.worker IN (SELECT worker FROM side_workers)
-      OR w.deployment NOT IN (SELECT deployment FROM side_workers)
-    )
-  GROUP BY w.deployment
 ),
-router_items AS (
-  SELECT deployment, bool_or(role IN ('router', 'gateway', 'frontend')) AS has_router
-  FROM workers
+worker_items AS (
+  SELECT
+    deployment,
+    count(*) FILTER (counted) AS engines,
+    count(stepped) FILTER (counted) AS stepped,
+    count(sampled) FILTER (counted) AS sampled,
+    count(*) FILTER (counted AND kv_known) AS kv_known,
+    bool_or(role IN ('router', 'gateway', 'frontend')) AS has_router
+  FROM engine
   GROUP BY deployment
-),
-decided AS (
-  SELECT l.deployment, count(DISTINCT l.request) AS decided
-  FROM decisions d
-  JOIN legs l ON l.leg = d.leg
-  GROUP BY l.deployment
 ),
 -- A transfer belongs to the deployment of whichever end is known.
 moved AS (
@@ -170,11 +159,8 @@ facts_of_deployments AS (
     UNION ALL BY NAME SELECT * FROM request_items
     UNION ALL BY NAME SELECT * FROM value_items
     UNION ALL BY NAME SELECT * FROM timed_items
-    UNION ALL BY NAME SELECT * FROM streamed
     UNION ALL BY NAME SELECT * FROM seen
     UNION ALL BY NAME SELECT * FROM worker_items
-    UNION ALL BY NAME SELECT * FROM router_items
-    UNION ALL BY NAME SELECT * FROM decided
     UNION ALL BY NAME SELECT * FROM moved
     UNION ALL BY NAME SELECT * FROM clock_items
   )

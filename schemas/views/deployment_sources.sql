@@ -6,27 +6,24 @@
 --   deployment  VARCHAR    deployment
 --   evidence    VARCHAR    requests (legs), workers (whatever named one of its workers), steps, events or samples
 --   paths       VARCHAR[]  paths of the sources, in order
-WITH evidence_of_source AS (
+WITH told_of_worker AS (
+  SELECT 'workers' AS evidence, worker, source FROM worker_aliases
+  UNION ALL
+  SELECT DISTINCT 'steps', worker, source FROM steps
+  UNION ALL
+  SELECT DISTINCT 'events', worker, source FROM events
+  UNION ALL
+  SELECT DISTINCT 'samples', worker, source FROM samples
+),
+evidence_of_source AS (
   SELECT DISTINCT deployment, 'requests' AS evidence, source
   FROM legs
   UNION ALL
-  SELECT DISTINCT w.deployment, 'workers', a.source
-  FROM worker_aliases AS a
-  JOIN workers AS w ON w.worker = a.worker
-  UNION ALL
-  SELECT DISTINCT w.deployment, 'steps', s.source
-  FROM (SELECT DISTINCT worker, source FROM steps) AS s
-  JOIN workers AS w ON w.worker = s.worker
-  UNION ALL
-  SELECT DISTINCT w.deployment, 'events', e.source
-  FROM (SELECT DISTINCT worker, source FROM events) AS e
-  JOIN workers AS w ON w.worker = e.worker
-  UNION ALL
-  SELECT DISTINCT w.deployment, 'samples', m.source
-  FROM (SELECT DISTINCT worker, source FROM samples) AS m
-  JOIN workers AS w ON w.worker = m.worker
+  SELECT w.deployment, t.evidence, t.source
+  FROM told_of_worker AS t
+  JOIN workers AS w ON w.worker = t.worker
 )
-SELECT e.deployment, e.evidence, list(DISTINCT s.path ORDER BY s.path) AS paths
+SELECT e.deployment, e.evidence, list_sort(list_distinct(list(s.path))) AS paths
 FROM evidence_of_source AS e
 JOIN sources AS s ON s.source = e.source
 WHERE e.deployment IS NOT NULL

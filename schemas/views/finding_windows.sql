@@ -34,20 +34,19 @@ running AS (
   WINDOW so_far AS (PARTITION BY deployment, finding ORDER BY time_ns),
     everything AS (PARTITION BY deployment, finding)
 ),
-wanted AS (
-  -- rounding of sums must not push the wanted end behind the last piece
-  SELECT *, upto - weight + min_ratio * total * (1 - 1e-9) AS target, coalesce(deployment, '') AS key
-  FROM running
-  WHERE upto - weight <= (1 - min_ratio) * total * (1 + 1e-9)
-),
 reached AS (
   SELECT *, coalesce(deployment, '') AS key
   FROM running
 ),
 stretch AS (
+  -- rounding of sums must not push the wanted end behind the last piece
   SELECT w.deployment, w.finding, w.time_ns AS start_ns, r.time_ns AS end_ns,
     (r.upto - w.upto + w.weight) / w.total AS weight_ratio, w.total * w.total / w.squares AS pieces
-  FROM wanted AS w
+  FROM (
+    SELECT *, upto - weight + min_ratio * total * (1 - 1e-9) AS target
+    FROM reached
+    WHERE upto - weight <= (1 - min_ratio) * total * (1 + 1e-9)
+  ) AS w
   ASOF JOIN reached AS r ON r.key = w.key AND r.finding = w.finding AND w.target <= r.upto
 ),
 shortest AS (

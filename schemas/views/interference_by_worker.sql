@@ -35,87 +35,70 @@ WITH rank_sum AS (
   SELECT *, bool_or(flagged) OVER (PARTITION BY worker) AS shown
   FROM interference_steps
 ),
-by_steps AS (
+level_sum AS (
   SELECT any_value(deployment) AS deployment, worker, any_value(role) AS role, 'A' AS level,
-    any_value(shown) AS flagged, sum(lost_s) AS lost_s, sum(lost_low_s) AS lost_low_s,
-    sum(lost_high_s) AS lost_high_s, sum(decode_s) AS decode_s,
-    sum(lost_s) / nullif(sum(decode_s), 0) AS lost_ratio, min(lost_ratio_low) AS lost_ratio_low,
-    list_sort(list_distinct(list(note) FILTER (note IS NOT NULL))) AS notes
+    any_value(shown) AS flagged, sum(lost_s) FILTER (flagged = shown) AS lost_s,
+    sum(lost_low_s) FILTER (flagged = shown) AS lost_low_s,
+    sum(lost_high_s) FILTER (flagged = shown) AS lost_high_s,
+    sum(decode_s) FILTER (flagged = shown) AS decode_s,
+    sum(lost_s) FILTER (flagged = shown) / nullif(sum(decode_s) FILTER (flagged = shown), 0)
+      AS lost_ratio,
+    min(lost_ratio_low) FILTER (flagged = shown) AS lost_ratio_low,
+    list(note) FILTER (flagged = shown AND note IS NOT NULL) AS notes,
+    list(note) FILTER (note IS NOT NULL) AS seen_notes,
+    NULL::DOUBLE AS tail_explained_ratio, NULL::BIGINT AS events, NULL::DOUBLE AS event_ms,
+    NULL::DOUBLE AS best_shift_ms
   FROM rank_sum
-  WHERE flagged = shown
   GROUP BY worker
-),
-judged AS (
-  SELECT * FROM by_steps
   UNION ALL
   SELECT deployment, worker, role, 'B', flagged, lost_s, lost_low_s, lost_high_s, decode_s,
-    lost_ratio, lost_ratio_low, CASE WHEN note IS NULL THEN [] ELSE [note] END
+    lost_ratio, lost_ratio_low, [note], [note], tail_explained_ratio, events, event_ms, best_shift_ms
   FROM interference_gaps
-  WHERE flagged IS NOT NULL
   UNION ALL
   SELECT deployment, worker, role, 'C', flagged, lost_s, lost_low_s, lost_high_s, decode_s,
-    lost_ratio, lost_ratio_low, CASE WHEN note IS NULL THEN [] ELSE [note] END
+    lost_ratio, lost_ratio_low, [note], [note], NULL, NULL, NULL, NULL
   FROM interference_requests
-  WHERE flagged IS NOT NULL
-),
-looked_at AS (
-  SELECT deployment, worker, role, note, 1 AS place FROM interference_steps
-  UNION ALL
-  SELECT deployment, worker, role, note, 2 FROM interference_gaps
-  UNION ALL
-  SELECT deployment, worker, role, note, 3 FROM interference_requests
 ),
 worker_seen AS (
-  SELECT deployment, worker, any_value(role) AS role,
-    list(DISTINCT note ORDER BY note) FILTER (note IS NOT NULL) AS notes
-  FROM looked_at
+  SELECT deployment, worker, arg_min(role, level) AS role, flatten(list(seen_notes)) AS notes,
+    -- the best level that can judge
+    arg_min({
+      'level': level, 'flagged': flagged, 'lost_s': lost_s, 'lost_low_s': lost_low_s,
+      'lost_high_s': lost_high_s, 'decode_s': decode_s, 'lost_ratio': lost_ratio,
+      'lost_ratio_low': lost_ratio_low, 'notes': notes
+    }, level) FILTER (flagged IS NOT NULL) AS best,
+    any_value(lost_s) FILTER (level = 'A') AS steps_lost_s,
+    any_value(lost_s) FILTER (level = 'B') AS gaps_lost_s,
+    any_value(lost_s) FILTER (level = 'C') AS requests_lost_s,
+    any_value(tail_explained_ratio) AS tail_explained_ratio, any_value(events) AS events,
+    any_value(event_ms) AS event_ms, any_value(best_shift_ms) AS best_shift_ms,
+    -- steps under a name that no request bears, requests under a name that no step bears
+    worker IS NOT NULL AND best IS NOT NULL AND min(level) = 'A' AND max(level) = 'A' AS by_steps,
+    worker IS NOT NULL AND best IS NOT NULL AND min(level) <> 'A' AS by_requests
+  FROM level_sum
   GROUP BY deployment, worker
 ),
-best AS (
-  SELECT *
-  FROM judged
-  QUALIFY row_number() OVER (PARTITION BY deployment, worker ORDER BY level) = 1
-),
-served AS (
-  SELECT worker FROM interference_gaps WHERE worker IS NOT NULL
-  UNION
-  SELECT worker FROM interference_requests WHERE worker IS NOT NULL
-),
-half_known AS (
-  -- steps under a name that no request bears, requests under a name that no step bears
-  SELECT b.deployment, b.worker, b.level = 'A' AS steps
-  FROM best AS b
-  WHERE b.worker IS NOT NULL AND (
-    (b.level = 'A' AND b.worker NOT IN (FROM served))
-    OR (b.level <> 'A' AND b.worker NOT IN (SELECT worker FROM interference_steps))
-  )
-),
-side AS (
-  SELECT deployment, count(*) FILTER (steps) >= count(*) FILTER (NOT steps) AS by_steps
-  FROM half_known
-  GROUP BY deployment
-  HAVING bool_or(steps) AND bool_or(NOT steps)
-),
-doubled AS (
-  SELECT h.worker
-  FROM half_known AS h
-  JOIN side AS d ON d.deployment IS NOT DISTINCT FROM h.deployment AND d.by_steps <> h.steps
+sided AS (
+  SELECT *, count(*) FILTER (by_steps) OVER in_deployment AS step_names,
+    count(*) FILTER (by_requests) OVER in_deployment AS request_names
+  FROM worker_seen
+  WINDOW in_deployment AS (PARTITION BY deployment)
 ),
 counted AS (
-  FROM best WHERE worker IS NULL OR worker NOT IN (FROM doubled)
+  -- of two names that may be one server the side with fewer is not counted
+  SELECT * EXCLUDE (best), CASE WHEN NOT doubled THEN best END AS best
+  FROM (
+    SELECT *, step_names > 0 AND request_names > 0
+      AND CASE WHEN step_names >= request_names THEN by_requests ELSE by_steps END AS doubled
+    FROM sided
+  )
 )
-SELECT s.deployment, s.worker, s.role, n.label, b.level, b.flagged, b.lost_s, b.lost_low_s, b.lost_high_s,
-  b.decode_s, b.lost_ratio, b.lost_ratio_low,
-  a.lost_s AS steps_lost_s, g.lost_s AS gaps_lost_s, r.lost_s AS requests_lost_s,
-  g.tail_explained_ratio, g.events, g.event_ms, g.best_shift_ms,
-  CASE WHEN s.worker IN (FROM doubled)
+SELECT s.deployment, s.worker, s.role, n.label, best.level, best.flagged, best.lost_s,
+  best.lost_low_s, best.lost_high_s, best.decode_s, best.lost_ratio, best.lost_ratio_low,
+  steps_lost_s, gaps_lost_s, requests_lost_s, tail_explained_ratio, events, event_ms, best_shift_ms,
+  CASE WHEN doubled
     THEN ['its steps and its requests may stand under two names: counted under the other']
-    ELSE coalesce(CASE WHEN b.level IS NULL THEN s.notes ELSE b.notes END, []) END AS notes
-FROM worker_seen AS s
-LEFT JOIN counted AS b ON b.worker IS NOT DISTINCT FROM s.worker
-  AND b.deployment IS NOT DISTINCT FROM s.deployment
-LEFT JOIN by_steps AS a ON a.worker = s.worker
-LEFT JOIN interference_gaps AS g ON g.worker = s.worker
-LEFT JOIN interference_requests AS r ON r.worker IS NOT DISTINCT FROM s.worker
-  AND r.deployment IS NOT DISTINCT FROM s.deployment
+    ELSE list_sort(list_distinct(coalesce(CASE WHEN best IS NULL THEN s.notes ELSE best.notes END, [])))
+    END AS notes
+FROM counted AS s
 LEFT JOIN worker_labels AS n ON n.worker = s.worker

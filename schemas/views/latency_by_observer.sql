@@ -35,7 +35,8 @@ kinds AS (
 found AS (
   SELECT
     deployment, observer,
-    string_agg(DISTINCT definition, '; ' ORDER BY definition) FILTER (ttft) AS ttft_definition,
+    nullif(array_to_string(list_sort(list_distinct(list(definition) FILTER (ttft))), '; '), '')
+      AS ttft_definition,
     max(weakness) FILTER (ttft) AS ttft_weakness, max(level) FILTER (ttft) AS ttft_level,
     max(weakness) FILTER (e2e) AS e2e_weakness, max(level) FILTER (e2e) AS e2e_level,
     -- a source's own figure is reported, whatever instants stand beside it

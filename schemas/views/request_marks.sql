@@ -45,16 +45,15 @@
 --   slow_stream       BOOLEAN  stream slow; NULL cannot tell (also with fewer than 5 output tokens)
 --   long_input        BOOLEAN  long prompt for this run; NULL cannot tell
 --   long_output       BOOLEAN  long answer for this run; NULL cannot tell
-WITH grouped AS (
-  SELECT *, p50 > 3 * p25 AND p45 <= 2 * p25 AS two_groups
-  FROM value_quartiles
-),
-typical_values AS (
+WITH typical_values AS (
   SELECT deployment, model, measure,
     CASE WHEN n >= min_requests THEN CASE WHEN two_groups THEN p25 ELSE p50 END END AS typical,
     -- 0.6745 sigma lie between lower quartile and median of a normal distribution
-    CASE WHEN two_groups THEN 0 ELSE (p50 - p25) / 0.6745 END AS sigma
-  FROM grouped
+    CASE WHEN two_groups THEN 0 ELSE (p50 - p25) / 0.6745 END AS sigma,
+    CASE measure WHEN 'ttft' THEN slow_factor WHEN 'tpot' THEN tpot_factor ELSE long_factor END
+      AS factor,
+    CASE measure WHEN 'ttft' THEN 20 WHEN 'tpot' THEN 2 ELSE 0 END AS floor
+  FROM (SELECT *, p50 > 3 * p25 AND p45 <= 2 * p25 AS two_groups FROM value_quartiles)
 ),
 limits AS (
   -- factor + 1 times the typical is out of the ordinary however wide the values scatter
@@ -62,10 +61,6 @@ limits AS (
     greatest(factor * typical, least(typical + 3 * sigma, (factor + 1) * typical), typical + floor)
       AS upper
   FROM typical_values
-  JOIN (
-    VALUES ('ttft', slow_factor, 20), ('tpot', tpot_factor, 2),
-      ('input', long_factor, 0), ('output', long_factor, 0)
-  ) AS rules (measure, factor, floor) USING (measure)
 ),
 relative_limits AS (
   SELECT deployment, model,

@@ -25,7 +25,7 @@
 --   prefill_worker   VARCHAR  worker that computed the prompt
 --   decode_worker    VARCHAR  worker that decoded
 WITH deployment_requests AS (
-  SELECT deployment, count(DISTINCT model) > 1 AS several_models,
+  SELECT deployment, min(model) <> max(model) AS several_models,
     count(*) FILTER (outcome = 'completed') = 0 AS none_completed
   FROM requests
   GROUP BY deployment
@@ -36,7 +36,7 @@ only_observer AS (
   JOIN deployments AS d ON d.deployment = o.deployment
   WHERE d.headline_observer IS NULL AND o.ttft_ms IS NOT NULL
   GROUP BY o.deployment
-  HAVING count(DISTINCT o.observer) = 1
+  HAVING min(o.observer) = max(o.observer)
 ),
 stand_in AS (
   SELECT o.request, o.ttft_ms, o.e2e_ms, o.tpot_ms

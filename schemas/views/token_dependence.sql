@@ -6,7 +6,7 @@
 -- so few points show one by chance. A correlation is no cause.
 --
 -- grain:   one row per (deployment, measure) with at least 10 pairs
--- needs:   request_marks
+-- needs:   request_marks, request_values
 -- columns:
 --   deployment  VARCHAR       deployment
 --   measure     VARCHAR       ttft, tpot or e2e
@@ -17,61 +17,58 @@
 --   rho_high    DOUBLE     1  upper end
 --   slope_ms    DOUBLE     ms  least squares: milliseconds for each 1000 tokens more; NULL with several models
 --   follows     BOOLEAN       rho >= 0.5 and surely above 0.3; false when surely below 0.5 or with one length only; NULL cannot tell
-WITH marked_request AS (
-  SELECT deployment, request, model, ttft_ms, tpot_ms, e2e_ms, uncached_tokens, output_tokens,
-    coalesce(ttft_typical_ms, 1) AS ttft_scale_ms, coalesce(tpot_typical_ms, 1) AS tpot_scale_ms
-  FROM request_marks()
-  WHERE counted
-),
-known AS (
+WITH known AS (
   SELECT deployment,
     count(*) FILTER (ttft_ms IS NOT NULL AND uncached_tokens IS NOT NULL) AS ttft_pairs,
     -- the mean over a handful of gaps is not a stream's pace
     count(*) FILTER (tpot_ms IS NOT NULL AND output_tokens >= 5) AS tpot_pairs,
     count(*) FILTER (e2e_ms IS NOT NULL AND output_tokens IS NOT NULL) AS e2e_pairs
-  FROM marked_request
+  FROM request_values
+  WHERE counted
   GROUP BY deployment
 ),
 numbered AS (
-  SELECT m.*, k.* EXCLUDE (deployment), hash(m.request) AS place
-  FROM marked_request AS m
+  SELECT m.deployment, m.model, m.ttft_ms, m.tpot_ms, m.e2e_ms, m.uncached_tokens, m.output_tokens,
+    nullif(coalesce(m.ttft_typical_ms, 1), 0) AS ttft_scale_ms,
+    nullif(coalesce(m.tpot_typical_ms, 1), 0) AS tpot_scale_ms,
+    k.* EXCLUDE (deployment), hash(m.request) AS place
+  FROM request_marks() AS m
   JOIN known AS k ON k.deployment IS NOT DISTINCT FROM m.deployment
+  WHERE m.counted
 ),
 sampled_pair AS (
   -- ranks of ten thousand requests say what those of millions would
-  SELECT deployment, model, 'ttft' AS measure, 'input' AS tokens, ttft_ms AS value_ms,
-    ttft_ms / nullif(ttft_scale_ms, 0) AS scaled, uncached_tokens AS length
+  SELECT deployment, model, 'ttft' AS measure, ttft_ms AS value_ms,
+    ttft_ms / ttft_scale_ms AS scaled, uncached_tokens AS length
   FROM numbered
   WHERE ttft_ms IS NOT NULL AND uncached_tokens IS NOT NULL AND ttft_pairs >= 10
     AND place % greatest(1, ttft_pairs // 10000)::UBIGINT = 0
   UNION ALL
-  SELECT deployment, model, 'tpot', 'output', tpot_ms, tpot_ms / nullif(tpot_scale_ms, 0),
-    output_tokens
+  SELECT deployment, model, 'tpot', tpot_ms, tpot_ms / tpot_scale_ms, output_tokens
   FROM numbered
   WHERE tpot_ms IS NOT NULL AND output_tokens >= 5 AND tpot_pairs >= 10
     AND place % greatest(1, tpot_pairs // 10000)::UBIGINT = 0
   UNION ALL
-  SELECT deployment, model, 'e2e', 'output', e2e_ms, e2e_ms / nullif(tpot_scale_ms, 0),
-    output_tokens
+  SELECT deployment, model, 'e2e', e2e_ms, e2e_ms / tpot_scale_ms, output_tokens
   FROM numbered
   WHERE e2e_ms IS NOT NULL AND output_tokens IS NOT NULL AND e2e_pairs >= 10
     AND place % greatest(1, e2e_pairs // 10000)::UBIGINT = 0
 ),
 ranked_pair AS (
-  -- equal values share the mean of their ranks, the first and the last
+  -- equal values share the mean of their ranks, the first and the last; one text to part by is half the work of two
   SELECT *,
     (rank() OVER by_value + count(*) OVER by_value) / 2 AS value_rank,
     (rank() OVER by_length + count(*) OVER by_length) / 2 AS length_rank
-  FROM sampled_pair
-  WINDOW by_value AS (PARTITION BY deployment, measure ORDER BY scaled),
-    by_length AS (PARTITION BY deployment, measure ORDER BY length)
+  FROM (SELECT *, concat(measure, deployment) AS part FROM sampled_pair)
+  WINDOW by_value AS (PARTITION BY part ORDER BY scaled),
+    by_length AS (PARTITION BY part ORDER BY length)
 ),
 correlated AS (
-  SELECT deployment, measure, any_value(tokens) AS tokens, count(*) AS pairs,
+  SELECT deployment, measure, count(*) AS pairs,
     CASE WHEN stddev_pop(value_rank) > 0 AND stddev_pop(length_rank) > 0
       THEN corr(value_rank, length_rank) END AS rho,
     stddev_pop(length) = 0 AND stddev_pop(scaled) > 0 AS one_length,
-    CASE WHEN stddev_pop(length) > 0 AND count(DISTINCT model) < 2
+    CASE WHEN stddev_pop(length) > 0 AND min(model) IS NOT DISTINCT FROM max(model)
       THEN 1000 * regr_slope(value_ms, length) END AS slope_ms
   FROM ranked_pair
   GROUP BY deployment, measure
@@ -82,8 +79,8 @@ bounded AS (
     1.96 * sqrt((1 + rho * rho / 2) / (pairs - 3)) AS z_half_width
   FROM correlated
 )
-SELECT deployment, measure, tokens, pairs, rho, tanh(z - z_half_width) AS rho_low,
-  tanh(z + z_half_width) AS rho_high, slope_ms,
+SELECT deployment, measure, CASE measure WHEN 'ttft' THEN 'input' ELSE 'output' END AS tokens, pairs,
+  rho, tanh(z - z_half_width) AS rho_low, tanh(z + z_half_width) AS rho_high, slope_ms,
   CASE WHEN rho >= 0.5 AND tanh(z - z_half_width) > 0.3 THEN true
     WHEN one_length OR tanh(z + z_half_width) < 0.5 THEN false END AS follows
 FROM bounded

@@ -67,7 +67,7 @@ HELD = frozenset(
     {
         *(name for name, held in IN_CONTEXT.items() if held),
         "phase_by_request", "counted_requests", "value_quartiles", "deployment_sources", "transfer_times",
-        "prompt_reuse", "load_spread", "decision_outcomes", "gap_lengths", "gap_summary", "token_dependence",
+        "prompt_reuse", "side_sums", "side_workers", "load_spread", "decision_outcomes", "gap_lengths", "gap_summary", "token_dependence",
         "interference_by_worker", "coverage_items", "latency_by_observer", "phase_summary", "request_choices",
         "load_points",
     }

@@ -26,6 +26,7 @@ _READ_BY_MANY = (
     "transfer_times",
     "prompt_reuse",
     "prefix_reuse",
+    "side_sums",
     "side_workers",
     "load_spread",
     "decision_outcomes",

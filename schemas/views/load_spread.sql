@@ -9,7 +9,7 @@
 -- would another such period show it.
 --
 -- grain:   one row per (deployment, side, measure) with at least two workers
--- needs:   side_requests, side_workers
+-- needs:   side_sums, side_workers
 -- when:    (SELECT min(worker) <> max(worker) FROM (SELECT worker FROM workers
 --          UNION ALL SELECT prefill_worker FROM requests UNION ALL SELECT decode_worker FROM requests))
 -- columns:
@@ -31,16 +31,8 @@
 --   sigma            DOUBLE   how far the greatest is from what random placement gives, in standard deviations
 WITH side_both AS (
   SELECT deployment, side, NOT bool_or(split) AND side = 'prefill' AS unsplit
-  FROM side_requests
+  FROM side_sums
   GROUP BY deployment, side
-),
-request_sum AS (
-  SELECT deployment, side, worker, count(*) AS requests, sum(tokens) AS tokens,
-    sum(tokens * tokens) AS token_squares, count(*) - count(tokens) AS tokens_unknown,
-    sum(seconds) AS seconds, sum(seconds * seconds) AS second_squares,
-    count(*) - count(seconds) AS seconds_unknown
-  FROM side_requests
-  GROUP BY deployment, side, worker
 ),
 measured AS (
   SELECT k.deployment, k.side, k.worker, coalesce(r.requests, 0) AS requests, unnest([
@@ -52,7 +44,7 @@ measured AS (
        'squares': coalesce(r.second_squares, 0), 'missing': coalesce(r.seconds_unknown, 0)}
     ], recursive := true)
   FROM side_workers AS k
-  LEFT JOIN request_sum AS r ON r.deployment IS NOT DISTINCT FROM k.deployment
+  LEFT JOIN side_sums AS r ON r.deployment IS NOT DISTINCT FROM k.deployment
     AND r.side = k.side AND r.worker = k.worker
 ),
 compared AS (

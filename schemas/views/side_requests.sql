@@ -6,7 +6,7 @@
 -- that the request spent in prefill or decode there. Only deployments with at least two workers.
 --
 -- grain:   one row per (request, side)
--- needs:   requests, workers, phase_by_request
+-- needs:   requests, workers, phase_sums
 -- when:    (SELECT min(worker) <> max(worker) FROM (SELECT worker FROM workers
 --          UNION ALL SELECT prefill_worker FROM requests UNION ALL SELECT decode_worker FROM requests))
 -- columns:
@@ -27,32 +27,36 @@ WITH several AS (
   GROUP BY deployment
   HAVING count(worker) >= 2
 ),
-spread_request AS (
-  SELECT r.*
-  FROM requests AS r
-  SEMI JOIN several AS d ON d.deployment IS NOT DISTINCT FROM r.deployment
+spread AS (
+  SELECT d.deployment, count(r.cached_tokens) = 0 AS none_cached
+  FROM several AS d
+  LEFT JOIN requests AS r ON r.deployment IS NOT DISTINCT FROM d.deployment
+    AND r.prefill_worker IS NOT NULL
+  GROUP BY d.deployment
 ),
 served AS (
-  SELECT p.request, sum(p.duration_ms) FILTER (p.phase = 'prefill') / 1e3 AS prefill_s,
-    sum(p.duration_ms) FILTER (p.phase = 'decode') / 1e3 AS decode_s
-  FROM phase_by_request AS p
-  SEMI JOIN several AS d ON d.deployment IS NOT DISTINCT FROM p.deployment
-  WHERE p.phase IN ('prefill', 'decode')
-  GROUP BY p.request
+  SELECT request, sum(duration_ns / 1e6) FILTER (phase = 'prefill') / 1e3 AS prefill_s,
+    sum(duration_ns / 1e6) FILTER (phase = 'decode') / 1e3 AS decode_s
+  FROM phase_sums
+  WHERE phase IN ('prefill', 'decode')
+  GROUP BY request
+),
+served_request AS (
+  SELECT r.deployment, r.prefill_worker, r.decode_worker, r.prompt_tokens, r.cached_tokens,
+    r.output_tokens, d.none_cached, s.prefill_s, s.decode_s,
+    r.decode_worker IS DISTINCT FROM r.prefill_worker AND r.decode_worker IS NOT NULL AS split
+  FROM requests AS r
+  JOIN spread AS d ON d.deployment IS NOT DISTINCT FROM r.deployment
+  LEFT JOIN served AS s ON s.request = r.request
 )
-SELECT r.deployment, 'prefill' AS side, r.prefill_worker AS worker,
-  (r.prompt_tokens
-    -- known of some requests only: no sum; of none: whole prompts, and the words say so
-    - CASE WHEN count(r.cached_tokens) OVER (PARTITION BY r.deployment) = 0 THEN 0
-      ELSE r.cached_tokens END)::DOUBLE AS tokens,
-  CASE WHEN r.decode_worker IS DISTINCT FROM r.prefill_worker AND r.decode_worker IS NOT NULL
-    THEN s.prefill_s ELSE s.prefill_s + coalesce(s.decode_s, 0) END AS seconds,
-  r.decode_worker IS DISTINCT FROM r.prefill_worker AND r.decode_worker IS NOT NULL AS split
-FROM spread_request AS r
-LEFT JOIN served AS s ON s.request = r.request
-WHERE r.prefill_worker IS NOT NULL
+SELECT deployment, 'prefill' AS side, prefill_worker AS worker,
+  -- known of some requests only: no sum; of none: whole prompts, and the words say so
+  (prompt_tokens - CASE WHEN none_cached THEN 0 ELSE cached_tokens END)::DOUBLE AS tokens,
+  CASE WHEN split THEN prefill_s ELSE prefill_s + coalesce(decode_s, 0) END AS seconds,
+  split
+FROM served_request
+WHERE prefill_worker IS NOT NULL
 UNION ALL
-SELECT r.deployment, 'decode', r.decode_worker, r.output_tokens::DOUBLE, s.decode_s, true
-FROM spread_request AS r
-LEFT JOIN served AS s ON s.request = r.request
-WHERE r.decode_worker IS NOT NULL AND r.decode_worker IS DISTINCT FROM r.prefill_worker
+SELECT deployment, 'decode', decode_worker, output_tokens::DOUBLE, decode_s, true
+FROM served_request
+WHERE split

@@ -5,7 +5,7 @@
 -- spans under other names, may be one of those and is no idle worker.
 --
 -- grain:   one row per (deployment, side, worker)
--- needs:   side_requests, workers, worker_aliases, sources
+-- needs:   side_sums, workers, worker_aliases, sources
 -- when:    (SELECT min(worker) <> max(worker) FROM (SELECT worker FROM workers
 --          UNION ALL SELECT prefill_worker FROM requests UNION ALL SELECT decode_worker FROM requests))
 -- columns:
@@ -13,7 +13,7 @@
 --   side        VARCHAR  prefill or decode
 --   worker      VARCHAR  the worker
 WITH busy AS (
-  SELECT DISTINCT deployment, side, worker FROM side_requests
+  SELECT deployment, side, worker FROM side_sums
 ),
 told AS (
   -- names without a source are those that spans bear

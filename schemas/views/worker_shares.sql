@@ -6,7 +6,7 @@
 -- one that got most of the measure.
 --
 -- grain:   one row per (deployment, side, measure, worker)
--- needs:   load_spread, side_requests, side_workers, worker_labels
+-- needs:   load_spread, side_sums, side_workers, worker_labels
 -- columns:
 --   deployment   VARCHAR     deployment
 --   side         VARCHAR     prefill or decode
@@ -22,20 +22,14 @@
 --   over_mean_high  DOUBLE   upper end
 --   workers      BIGINT      workers of the side
 --   level        VARCHAR     C (requests and tokens) or B (seconds)
-WITH worker_sum AS (
-  SELECT deployment, side, worker, count(*)::DOUBLE AS requests, sum(tokens) AS tokens,
-    sum(seconds) AS seconds
-  FROM side_requests
-  GROUP BY deployment, side, worker
-),
-ranked AS (
-  SELECT k.deployment, k.side, k.worker, coalesce(s.requests, 0) AS requests,
+WITH ranked AS (
+  SELECT k.deployment, k.side, k.worker, coalesce(s.requests, 0)::DOUBLE AS requests,
     coalesce(s.tokens, 0) AS tokens, coalesce(s.seconds, 0) AS seconds,
     row_number() OVER (
       PARTITION BY k.deployment, k.side ORDER BY s.requests DESC NULLS LAST, k.worker
     ) AS place
   FROM side_workers AS k
-  LEFT JOIN worker_sum AS s ON s.deployment IS NOT DISTINCT FROM k.deployment AND s.side = k.side
+  LEFT JOIN side_sums AS s ON s.deployment IS NOT DISTINCT FROM k.deployment AND s.side = k.side
     AND s.worker = k.worker
 )
 SELECT p.deployment, p.side, p.unsplit, p.measure, r.worker, coalesce(l.label, r.worker) AS label,

@@ -9,25 +9,60 @@ import polars as pl
 from numpy.typing import NDArray
 
 Ints: TypeAlias = NDArray[np.int64]
+_Hashes: TypeAlias = NDArray[np.uint64]
 
 NOWHERE = -1
+_MIX = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio (Knuth 1998, TAOCP 3, 6.4)
 
 
 def places(names: pl.Series, among: pl.Series) -> Ints:
     """For each name its place among distinct others, NOWHERE where it is none of them.
 
-    Long ids are joined by 64-bit hashes (measured on 400,000 among 100,000: half the CPU of a join of texts).
+    Long ids are found by 64-bit hashes (measured on a million among 400,000: a third of the CPU of a join by
+    these hashes, which takes half of that of a join of texts).
     """
-    told = pl.DataFrame({"key": names.hash()})
-    known = pl.DataFrame({"key": among.hash(), "place": np.arange(len(among))})
-    if known["key"].is_duplicated().any():  # two names of one hash: as good as never
+    if not len(among) or not len(names):
+        return np.full(len(names), NOWHERE, dtype=np.int64)
+    place = _by_hash(names.hash().to_numpy(), among.hash().to_numpy())
+    if place is None:
         return _by_text(names, among)
-    found = told.join(known, on="key", how="left", maintain_order="left")["place"]
-    place: Ints = found.fill_null(NOWHERE).to_numpy().astype(np.int64)
-    met = place != NOWHERE
-    same = among.gather(np.where(met, place, 0)) == names if len(among) else pl.Series(met)
-    place[~(met & same.fill_null(value=False).to_numpy())] = NOWHERE
+    same = (among.gather(np.maximum(place, 0)) == names).fill_null(value=False).to_numpy()
+    place[~same] = NOWHERE
     return place
+
+
+def _by_hash(wanted: _Hashes, among: _Hashes) -> Ints | None:
+    """For each hash its place among distinct others; None where two of these are equal (as good as never).
+
+    A table holds one of them in each slot; those that find theirs taken go to another table, and so do the hashes that
+    find another one in theirs.
+    """
+    place = np.full(len(wanted), NOWHERE, dtype=np.int64)
+    waiting: Ints | None = None  # rows of `wanted`, all at first
+    left = np.arange(len(among), dtype=np.int32 if len(among) < 2**31 else np.int64)
+    sought, keys, mix = wanted, among, 1
+    while True:
+        shift = np.uint64(64 - (2 * len(left)).bit_length())
+        table = np.full(1 << (64 - int(shift)), NOWHERE, dtype=left.dtype)
+        slot = (keys >> shift).view(np.int64)
+        table[slot] = left
+        taken = np.flatnonzero(table[slot] != left)
+        if (among[table[slot[taken]]] == among[left[taken]]).any():
+            return None
+        found = table[(sought >> shift).view(np.int64)]
+        hit = among[found] == (wanted if waiting is None else wanted[waiting])
+        missed = np.flatnonzero(~hit & (found != NOWHERE))
+        if waiting is None:
+            np.copyto(place, found, where=hit)
+            waiting = missed
+        else:
+            place[waiting[hit]] = found[hit]
+            waiting = waiting[missed]
+        left = left[taken]
+        if not len(left) or not len(waiting):
+            return place
+        mix = mix * _MIX % 2**64
+        sought, keys = wanted[waiting] * np.uint64(mix), among[left] * np.uint64(mix)
 
 
 def _by_text(names: pl.Series, among: pl.Series) -> Ints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -26,3 +27,18 @@ def test_a_name_that_shares_only_its_hash_is_another(monkeypatch: pytest.MonkeyP
     assert _lookup.places(pl.Series(["another", "beta"]), among).tolist() == [-1, 1]
     alike = pl.Series(["alpha", "also"])
     assert _lookup.places(pl.Series(["also", "alpha"]), alike).tolist() == [1, 0]
+
+
+def test_many_names_are_found_in_whatever_order_they_come() -> None:
+    among = pl.Series([f"request-{number:05}" for number in range(3000)])
+    order = np.random.default_rng(1).integers(0, 6000, 10_000)
+    names = pl.Series([f"request-{number:05}" for number in order.tolist()])
+    assert _lookup.places(names, among).tolist() == np.where(order < 3000, order, -1).tolist()
+
+
+def test_hashes_of_which_all_but_one_find_their_slot_taken_are_found_all_the_same() -> None:
+    near = np.arange(1, 500, dtype=np.uint64)  # the slot is chosen by the other end of a number
+    found = _lookup._by_hash(near[::-1], near)
+    assert found is not None
+    assert found.tolist() == list(range(498, -1, -1))
+    assert _lookup._by_hash(near, np.append(near, near[:1])) is None

@@ -9,34 +9,35 @@ from typing import Any, Protocol
 import numpy as np
 import polars as pl
 
+from pdtrace._lookup import NOWHERE, places
+
 RESOLUTION_NS = 20_000_000  # instants known no better than this are not laid over each other
 EMISSIONS_AT_ONCE = 32_000_000  # 128 MB of gaps
 
-# Requests go by the number of their row: no text is joined, grouped or sorted. The sums over a stream's
-# gaps are taken before the joins, through which lists would be carried.
-_STREAMS = """
-WITH told AS (
-  SELECT rowid AS row, leg, coalesce(stream, 0) AS stream, first_ns, observer,
-    first_ns + 1000 * CAST(list_sum(gaps_us) AS BIGINT) AS last_ns, len(gaps_us) + 1 AS emissions
-  FROM streams
-  WHERE first_ns IS NOT NULL AND len(gaps_us) > 0 AND list_count(gaps_us) = len(gaps_us)
-),
-seen AS (
-  SELECT t.row, r.rowid AS request, t.stream, t.first_ns, t.last_ns, t.emissions,
-    coalesce(t.observer, l.observer) AS observer, r.prompt_tokens,
-    -- A stream that several attempts made has no single worker, unless the engine itself saw it.
-    CASE WHEN coalesce(t.observer, l.observer) = 'engine' THEN coalesce(l.worker, r.decode_worker)
-         WHEN coalesce(r.attempts, 1) <= 1 THEN r.decode_worker END AS worker
-  FROM told AS t
-  JOIN legs AS l ON l.leg = t.leg
-  JOIN requests AS r ON r.request = l.request
-  WHERE coalesce(l.resolution_ns, 1) <= $resolution_ns
-)
-SELECT *,
-  list_position(['engine', 'frontend', 'router', 'gateway', 'client'], observer) AS nearness
-FROM seen
-WHERE worker IS NOT NULL
+# Requests go by the number of their row, legs by their place among the legs: texts are compared once, by hashes. The
+# sums over a stream's gaps are taken where the gaps lie.
+_REQUESTS = """
+SELECT rowid AS request, request AS name, prefill_worker, decode_worker,
+  coalesce(attempts, 1) <= 1 AS tried_once, prompt_tokens, cached_tokens
+FROM requests
 """
+
+_LEGS = """
+SELECT rowid AS row, leg, request, worker, observer, coalesce(observer = 'engine', false) AS of_engine,
+  coalesce(resolution_ns, 1) <= $resolution_ns AS sharp,
+  role IS DISTINCT FROM 'decode' AND container IS NOT TRUE AS prefills,
+  prompt_tokens AS leg_prompt_tokens, cached_tokens AS leg_cached_tokens
+FROM legs
+WHERE request IS NOT NULL
+"""
+
+_STREAMS = """
+SELECT rowid AS row, leg, coalesce(stream, 0) AS stream, first_ns, observer AS told_by,
+  first_ns + 1000 * CAST(list_sum(gaps_us) AS BIGINT) AS last_ns, len(gaps_us) + 1 AS emissions
+FROM streams
+WHERE first_ns IS NOT NULL AND len(gaps_us) > 0 AND list_count(gaps_us) = len(gaps_us)
+"""
+_NEAREST = ("engine", "frontend", "router", "gateway", "client")
 
 _LISTS = """
 SELECT s.rowid AS row, s.gaps_us, s.emission_tokens
@@ -44,32 +45,17 @@ FROM streams AS s SEMI JOIN _streams_wanted AS w ON w.row = s.rowid
 WHERE s.rowid BETWEEN $low AND $high
 """
 
-# Where a prompt was computed is what its leg says, never where its answer was decoded: remote
-# prefills taken for local ones would flag every decode worker. What a router or front end saw of a
-# prefill belongs to the request's prefill worker.
 _PREFILLS = """
-WITH seen AS (
-  SELECT r.rowid AS request, l.rowid AS leg, i.detail = 'prefill_recompute' AS again,
-    CASE WHEN l.observer = 'engine' AND l.worker IS NOT NULL THEN l.worker
-         ELSE r.prefill_worker END AS worker,
-    coalesce(i.start_ns, i.end_ns - i.duration_ns) AS start_ns,
-    coalesce(i.end_ns, i.start_ns + i.duration_ns) AS end_ns,
-    CAST(greatest(coalesce(l.prompt_tokens, r.prompt_tokens)
-      - coalesce(l.cached_tokens, r.cached_tokens, 0), 0) AS DOUBLE) AS tokens,
-    -- the engine's own word before others', steps before wall time
-    100 * CAST(l.observer <> 'engine' AS BIGINT) + 10 * CAST(i.detail = 'prefill_wall' AS INTEGER)
-      + coalesce(list_position(['measured', 'reported', 'placed', 'inferred'], i.basis), 9) AS place
-  FROM intervals AS i
-  JOIN legs AS l ON l.leg = i.leg
-  JOIN requests AS r ON r.request = l.request
-  WHERE i.detail IN ('prefill_exec', 'prefill_wall', 'prefill_recompute')
-    AND i.basis <> 'upper_bound' AND i.censored IS NOT TRUE
-    AND coalesce(i.clock, 'wall') = 'wall' AND coalesce(i.resolution_ns, 1) <= $resolution_ns
-    AND l.role IS DISTINCT FROM 'decode' AND l.container IS NOT TRUE
-)
-SELECT *
-FROM seen
-WHERE worker IS NOT NULL AND end_ns > start_ns
+SELECT leg, detail = 'prefill_recompute' AS again,
+  coalesce(start_ns, end_ns - duration_ns) AS start_ns,
+  coalesce(end_ns, start_ns + duration_ns) AS end_ns,
+  -- steps before wall time
+  10 * CAST(detail = 'prefill_wall' AS BIGINT)
+    + coalesce(list_position(['measured', 'reported', 'placed', 'inferred'], basis), 9) AS place
+FROM intervals
+WHERE detail IN ('prefill_exec', 'prefill_wall', 'prefill_recompute')
+  AND basis <> 'upper_bound' AND censored IS NOT TRUE
+  AND coalesce(clock, 'wall') = 'wall' AND coalesce(resolution_ns, 1) <= $resolution_ns
 """
 
 _NAMES = """
@@ -110,13 +96,18 @@ def workers(tables: Tables) -> Iterator[dict[str, Any]]:
 
     Requests are numbers; `named` turns them into names.
     """
-    streams = _nearest(tables.sql(_STREAMS, resolution_ns=RESOLUTION_NS))
+    told = tables.sql(_STREAMS)
+    if not told.height:
+        return
+    legs = _legs(tables)
+    streams = _nearest(_streams(told, legs))
     if not streams.height:
         return
-    prefills = _told_once(tables.sql(_PREFILLS, resolution_ns=RESOLUTION_NS))
+    prefills = _told_once(_prefills(tables.sql(_PREFILLS, resolution_ns=RESOLUTION_NS), legs))
     known = {row["worker"]: row for row in tables.short(_WORKERS).iter_rows(named=True)}
     lists = _Lists(tables, streams.select("row", "emissions"))
-    for worker in streams["worker"].unique(maintain_order=True).to_list():
+    computed = _by_worker(prefills)
+    for worker, mine in _by_worker(streams).items():
         about = known.get(worker, {})
         yield {
             "worker": worker,
@@ -124,21 +115,107 @@ def workers(tables: Tables) -> Iterator[dict[str, Any]]:
             "role": about.get("role"),
             "kv_consumer": bool(about.get("kv_consumer")),
             "decoded": about.get("decoded"),
-            "streams": streams.filter(pl.col("worker") == worker),
-            "prefills": prefills.filter(pl.col("worker") == worker),
+            "streams": mine,
+            "prefills": computed.get(worker, prefills.clear()),
             "load": lists.of,
         }
 
 
+def _legs(tables: Tables) -> pl.DataFrame:
+    """The legs of requests with the numbers of these and what is asked of both."""
+    legs = tables.sql(_LEGS, resolution_ns=RESOLUTION_NS)
+    requests = tables.sql(_REQUESTS)
+    place = places(legs["request"], requests["name"])
+    known = place != NOWHERE
+    if not known.all():
+        legs, place = legs.filter(pl.Series(known)), place[known]
+    names = pl.col("worker", "observer", "prefill_worker", "decode_worker").cast(pl.Categorical)
+    of_requests = requests.drop("name").with_columns(
+        pl.col("prefill_worker", "decode_worker").cast(pl.Categorical)
+    )
+    return legs.drop("request").hstack(of_requests[place]).with_columns(names)
+
+
+def _on_legs(rows: pl.DataFrame, legs: pl.DataFrame, *of_legs: str) -> pl.DataFrame:
+    """The rows whose leg is known, with these columns of it."""
+    place = places(rows["leg"], legs["leg"])
+    known = place != NOWHERE
+    if not known.all():
+        rows, place = rows.filter(pl.Series(known)), place[known]
+    return rows.drop("leg").hstack(legs.select(of_legs)[place])
+
+
+def _streams(told: pl.DataFrame, legs: pl.DataFrame) -> pl.DataFrame:
+    """Streams with the request and worker they belong to."""
+    told = told.with_columns(pl.col("told_by").cast(pl.Categorical))
+    rows = _on_legs(
+        told, legs, "request", "worker", "observer", "sharp", "tried_once", "decode_worker",
+        "prompt_tokens",
+    )  # fmt: skip
+    observer = pl.coalesce("told_by", "observer")
+    by_engine = (observer == "engine").fill_null(value=False)
+    # A stream that several attempts made has no single worker, unless the engine itself saw it.
+    worker = pl.when(by_engine).then(pl.coalesce("worker", "decode_worker"))
+    rows = rows.filter("sharp").select(
+        "row", "request", "stream", "first_ns", "last_ns", "emissions", observer.alias("observer"),
+        "prompt_tokens", worker.when("tried_once").then("decode_worker").alias("worker"),
+    )  # fmt: skip
+    return _numbered_workers(rows.drop_nulls("worker"))
+
+
+def _prefills(rows: pl.DataFrame, legs: pl.DataFrame) -> pl.DataFrame:
+    """Prefill intervals with their request and worker, what the leg says of the prompt, and how well it tells.
+
+    Where a prompt was computed is what its leg says, never where its answer was decoded: remote prefills taken for local
+    ones would flag every decode worker. What a router or front end saw of a prefill belongs to the request's prefill worker.
+    """
+    rows = _on_legs(
+        rows, legs.rename({"row": "leg_row"}), "request", "leg_row", "worker", "of_engine",
+        "prefills", "prefill_worker", "prompt_tokens", "cached_tokens", "leg_prompt_tokens",
+        "leg_cached_tokens",
+    )  # fmt: skip
+    here = pl.col("of_engine") & pl.col("worker").is_not_null()
+    prompt = pl.coalesce("leg_prompt_tokens", "prompt_tokens")
+    cached = pl.coalesce("leg_cached_tokens", "cached_tokens").fill_null(0)
+    rows = rows.filter(pl.col("prefills") & (pl.col("end_ns") > pl.col("start_ns"))).select(
+        "request", pl.col("leg_row").alias("leg"), "again",
+        pl.when(here).then("worker").otherwise("prefill_worker").alias("worker"),
+        "start_ns", "end_ns",
+        (prompt - cached).clip(lower_bound=0).fill_null(0).cast(pl.Float64).alias("tokens"),
+        # the engine's own word before others'
+        (100 * pl.col("of_engine").not_().cast(pl.Int64) + pl.col("place")).alias("place"),
+    )  # fmt: skip
+    return _numbered_workers(rows.drop_nulls("worker"))
+
+
+def _numbered_workers(rows: pl.DataFrame) -> pl.DataFrame:
+    """The same with workers as an Enum in the order of their names."""
+    names = rows["worker"].unique().cast(pl.String).sort()
+    return rows.with_columns(pl.col("worker").cast(pl.Enum(names)))
+
+
+def _by_worker(rows: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    """Rows that stand in the order of workers, by the name of each."""
+    number = rows["worker"].to_physical().to_numpy()
+    workers = rows.schema["worker"]
+    names = workers.categories.to_list() if isinstance(workers, pl.Enum) else []
+    ends = np.searchsorted(number, np.arange(len(names)), side="right").tolist()
+    return {
+        name: rows[begin:end] for name, begin, end in zip(names, [0, *ends[:-1]], ends, strict=True)
+    }
+
+
 def _nearest(streams: pl.DataFrame) -> pl.DataFrame:
     """One row per stream, as the observer nearest to the engine saw it; by worker and time."""
-    key = ["request", "stream"]
-    if streams.height and streams.select(pl.struct(key).n_unique()).item() < streams.height:
+    if _repeated(streams, "request", "stream"):
+        nearness = pl.col("observer").replace_strict(
+            _NEAREST, range(len(_NEAREST)), default=None, return_dtype=pl.Int64
+        )
         streams = streams.sort(
-            "nearness", "emissions", "first_ns", "row",
+            nearness, "emissions", "first_ns", "row",
             descending=[False, True, False, False], nulls_last=True,
-        ).unique(key, keep="first")  # fmt: skip
-    return streams.sort("worker", "first_ns", *key)
+        ).unique(["request", "stream"], keep="first")  # fmt: skip
+    return _in_order(streams, "worker", "first_ns", "request", "stream")
 
 
 def _told_once(prefills: pl.DataFrame) -> pl.DataFrame:
@@ -147,14 +224,28 @@ def _told_once(prefills: pl.DataFrame) -> pl.DataFrame:
     A prompt computed in pieces has its tokens shared among them by their time.
     """
     key = ["worker", "request", "again"]
-    if prefills.height and prefills.select(pl.struct(key).n_unique()).item() < prefills.height:
+    if _repeated(prefills, *key):
         said, length = (
             pl.col("place") * 2**40 + pl.col("leg"),
             pl.col("end_ns") - pl.col("start_ns"),
         )
         prefills = prefills.filter(said == said.min().over(key))
         prefills = prefills.with_columns(pl.col("tokens") * length / length.sum().over(key))
-    return prefills.sort("worker", "start_ns", "request")
+    return _in_order(prefills, "worker", "start_ns", "request")
+
+
+def _repeated(rows: pl.DataFrame, *key: str) -> bool:
+    """Whether two rows have the same whole numbers in these columns."""
+    one = np.zeros(rows.height, dtype=np.int64)
+    for name in key:
+        column = rows[name].to_physical().cast(pl.Int64).to_numpy()
+        one = one * (int(column.max(initial=0)) + 1) + column
+    return bool(pl.Series(one).n_unique() < rows.height)
+
+
+def _in_order(rows: pl.DataFrame, *by: str) -> pl.DataFrame:
+    """Sorted by whole numbers; mostly they are in order already, which a stable sort makes use of."""
+    return rows[np.lexsort([rows[name].to_physical().to_numpy() for name in reversed(by)])]
 
 
 def named(tables: Tables, numbers: pl.DataFrame) -> pl.DataFrame:

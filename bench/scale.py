@@ -106,8 +106,8 @@ def generate(path: Path, requests: int) -> None:
 # What a fresh process runs: the stages behind reading, then everything that `pdtrace diagnose` does.
 _PROGRAM = """
 import resource, sys, time
-from pdtrace import _lone_blas, _no_pandas
-_lone_blas.load()
+from pdtrace import _no_pandas, _own_process
+_own_process.prepare()
 _no_pandas.leave_out()
 from contextlib import contextmanager
 from pathlib import Path

@@ -108,9 +108,9 @@ def progress() -> Iterator[Progress | None]:
 
 def read_options(since: str | None, until: str | None, keep_content: bool) -> Options:
     """The options of reading, from what was typed."""
-    from pdtrace import _lone_blas, _no_pandas
+    from pdtrace import _no_pandas, _own_process
 
-    _lone_blas.load()
+    _own_process.prepare()
     from pdtrace.ingest import Options
     from pdtrace.options import parse_window
 

@@ -100,7 +100,7 @@ def test_every_dependency_has_a_lower_bound_no_upper_one_and_its_reason() -> Non
 def test_linear_algebra_of_a_command_has_one_thread_and_processes_it_starts_are_not_told() -> None:
     program = (
         "import os, sys; os.environ.pop('OPENBLAS_NUM_THREADS', None)\n"
-        "from pdtrace import _lone_blas; _lone_blas.load(); import numpy\n"
+        "from pdtrace import _own_process; _own_process.prepare(); import numpy\n"
         "with open('/proc/self/status') as told: text = told.read()\n"
         "sys.exit('Threads:\t1\\n' not in text or 'OPENBLAS_NUM_THREADS' in os.environ)"
     )

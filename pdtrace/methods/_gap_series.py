@@ -44,7 +44,7 @@ class Gaps:
         np.not_equal(self.start[1:], self.end[:-1], out=apart[1:])
         return np.flatnonzero(apart)
 
-    @property
+    @cached_property
     def length(self) -> Floats:
         """Duration of each gap."""
         return self.end - self.start
@@ -138,6 +138,8 @@ def steps_of(gaps: Gaps, clean: Bools) -> tuple[Floats, str]:
     choices = {
         "emissions": gaps.emissions, "tokens": gaps.tokens, "deliveries": np.ones_like(gaps.tokens),
     }  # fmt: skip
+    if gaps.emissions is gaps.tokens and not gaps.tokens.strides[0]:  # one each, all of them
+        return gaps.emissions, "emissions"
     length = gaps.length[clean]
     if not len(length) or all(np.array_equal(c, gaps.tokens) for c in choices.values()):
         return gaps.emissions, "emissions"
@@ -198,7 +200,9 @@ def _most_meanwhile(gaps: Gaps) -> Floats:
     """At least the tokens that others made in each gap, from sums over cells of time."""
     low, high = float(gaps.start.min()), float(gaps.end.max())
     per_second = 1 / max(CELL_S, (high - low) / (CELLS_EACH * len(gaps.start)))
-    last = ((gaps.end - low) * per_second).astype(np.int64)
+    place = gaps.end - low
+    place *= per_second
+    last = place.astype(np.int64)
     made = np.concatenate([[0.0], np.cumsum(np.bincount(last, gaps.tokens))])
     before = made[last]
     meanwhile: Floats = made[1:][last]
@@ -231,8 +235,11 @@ class Residents:
         """Context tokens at these instants and their places."""
         if self.context is None or self.slope is None:
             return None
-        held: Floats = self.context[slots] + self.slope[slots] * (times - self.at[slots])
-        return np.maximum(held, 0.0)
+        held: Floats = self.at[slots]
+        np.subtract(times, held, out=held)
+        held *= self.slope[slots]
+        held += self.context[slots]
+        return np.maximum(held, 0.0, out=held)
 
     def slots(self, times: Floats) -> Ints:
         """Places of these instants (in any order) among those at which something changes."""
@@ -243,7 +250,9 @@ class Residents:
         # A hair before each edge: rounding must not put an instant behind its place.
         edges = low + (np.arange(cells + 1) - 1e-6) * width
         before = np.maximum(np.searchsorted(self.at, edges, side="right") - 1, 0)
-        slots: Ints = before[((times - low) / width).astype(np.int64)]
+        place = times - low
+        place /= width
+        slots: Ints = before[place.astype(np.int64)]
         following = self._following
         rows = np.flatnonzero(following[slots] <= times)
         for _ in range(STEPS):

@@ -92,7 +92,7 @@ def summed(streams: pl.DataFrame, offset: int, stage: Stage) -> Total:
     if window is None:
         total.weak = 1
         return total
-    exposed = np.flatnonzero(window.overlap > 0)
+    exposed = window.exposed
     overlap, credit = window.overlap[exposed], window.credit[exposed]
     total.gaps = len(window.length)
     total.clean = len(window.length) - len(exposed)
@@ -107,8 +107,10 @@ def summed(streams: pl.DataFrame, offset: int, stage: Stage) -> Total:
     total.here, total.cell_s = window.shifts.here, window.shifts.cell_s
     total.anywhere, total.near = window.shifts.anywhere, window.shifts.near
     low, high = stage.period
-    block = (window.gaps.end - low) * (BLOCKS / max(high - low, 1e-9))
-    number = np.clip(block.astype(np.int64), 0, BLOCKS - 1)
+    block = window.gaps.end - low
+    block *= BLOCKS / max(high - low, 1e-9)
+    number = block.astype(np.int64)
+    np.clip(number, 0, BLOCKS - 1, out=number)
     for slot, values in enumerate((credit, overlap)):
         total.blocks[slot] = np.bincount(number[exposed], values, BLOCKS)
     total.blocks[2] = np.bincount(number, window.length, BLOCKS)
@@ -133,12 +135,16 @@ def _add_pairs(total: Total, window: Window, stage: Stage) -> None:
 
     Of gaps whose credit stands out of the noise: what is left goes to the row without names.
     """
+    rows = window.exposed[window.credit[window.exposed] > window.sigma[window.exposed]]
+    if not len(rows):
+        total.pairs.append(pl.DataFrame(schema=_PAIR))
+        total.stalls.append(_stalls(window, stage, np.empty(0, dtype=np.int64)))
+        return
     work, victim_of = window.prefills, stage.request[window.gaps.stream]
     length = np.maximum(work.end - work.start, 1e-9)
     density = work.tokens / length
     known = ~np.isnan(density)
     density = np.where(known, density, np.median(density[known]) if known.any() else 1.0)
-    rows = np.flatnonzero((window.overlap > 0) & (window.credit > window.sigma))
     most = np.full(len(victim_of), -1)  # the prefill that took most of each gap
     parts = [pl.DataFrame(schema=_PAIR)]
     for gap, prefill, both in prefill_work.meetings(window.gaps, rows, work):
@@ -169,7 +175,8 @@ def _summed(culprit: Ints, victim: Ints, lost: Floats) -> pl.DataFrame:
 
 def _stalls(window: Window, stage: Stage, culprit: Ints) -> pl.DataFrame:
     """Gaps that may become events: the longest of those that prefills explain half of or more."""
-    rows = np.flatnonzero((window.credit > NOISE * window.sigma) & (window.overlap > 0))
+    rows = window.exposed
+    rows = rows[window.credit[rows] > NOISE * window.sigma[rows]]
     rows = rows[window.credit[rows] >= 0.5 * window.excess[rows]]
     rows = rows[np.argsort(-window.credit[rows], kind="stable")[:MAX_EVENTS]]
     stream = window.gaps.stream[rows]

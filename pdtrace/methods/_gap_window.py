@@ -50,7 +50,7 @@ class Window:
     sigma: Floats  # of each gap
     excess: Floats
     credit: Floats
-    clean: Bools
+    exposed: Ints  # gaps that met a prefill
     chance_s: float
     shifts: chance.Shifted
     counted_by: str
@@ -68,37 +68,38 @@ def window_of(streams: pl.DataFrame, offset: int, stage: Stage) -> Window | None
     if len(gaps.start) < MIN_CLEAN:
         return None
     gaps.stream[:] += offset
-    gaps, middle, slots, work, preempted = _without_silent(gaps, stage)
+    gaps, middle, slots, residents, work, preempted = _without_silent(gaps, stage)
     cover = prefill_work.cover_of(work)
     overlap = cover.during(gaps)
     clean = overlap <= 0
     if clean.sum() < MIN_CLEAN:
         return None
-    residents = stage.open.counts(slots)
     context = stage.open.contexts(slots, middle)
     steps, counted_by = series.steps_of(gaps, clean)
     length = gaps.length
     baseline, noise = _baseline(length, middle, steps, clean, residents, context)
     excess = length - baseline
     # One step in every gap: one number for all of them.
-    sigma = noise * np.sqrt(steps) if steps.strides[0] else np.broadcast_to(noise, steps.shape)
-    credit, foreign_s = _credit(excess, overlap, sigma)
+    each = noise * np.sqrt(steps) if steps.strides[0] else np.float64(noise)
+    sigma = np.broadcast_to(each, steps.shape)
+    exposed = np.flatnonzero(overlap > 0)
+    credit, foreign_s = _credit(excess, overlap, sigma, exposed)
     low, high = float(gaps.start.min()), float(gaps.end.max())
     rest = excess - credit
-    stalls = np.flatnonzero(rest > NOISE * sigma)
+    stalls = np.flatnonzero(rest > NOISE * each)
     by_chance = chance.chance_credit(length[stalls], rest[stalls], cover, low, high, PAUSE_S)
     longest = float((work.end - work.start).max(initial=0.0))
-    bounded = np.clip(excess, -NOISE * sigma, 2 * longest + PAUSE_S)
+    bounded = np.clip(excess, -NOISE * each, 2 * longest + PAUSE_S)
     shifts = chance.shifted(gaps, bounded, cover, stage.period[1] - stage.period[0])
     return Window(
-        gaps, length, overlap, steps, baseline, sigma, excess, credit, clean, by_chance, shifts,
+        gaps, length, overlap, steps, baseline, sigma, excess, credit, exposed, by_chance, shifts,
         counted_by, merged, work, preempted, foreign_s, residents,
     )  # fmt: skip
 
 
-def _without_silent(gaps: Gaps, stage: Stage) -> tuple[Gaps, Floats, Ints, Prefills, int]:
-    """(gaps of requests that were decoding, their middle, its place among the residents, prefills
-    with those computed again, preemptions).
+def _without_silent(gaps: Gaps, stage: Stage) -> tuple[Gaps, Floats, Ints, Floats, Prefills, int]:
+    """(gaps of requests that were decoding, their middle, its place among the residents, how many
+    these are, prefills with those computed again, preemptions).
 
     A preempted request is no victim while it is away, and its prompt is computed again when it goes
     on: no record shows that prefill.
@@ -106,12 +107,11 @@ def _without_silent(gaps: Gaps, stage: Stage) -> tuple[Gaps, Floats, Ints, Prefi
     middle = gaps.start + gaps.end
     middle *= 0.5
     slots = stage.open.slots(middle)
-    rows = series.silent(
-        gaps, stage.open.counts(slots), lambda at: stage.open.counts(stage.open.slots(at))
-    )
+    residents = stage.open.counts(slots)
+    rows = series.silent(gaps, residents, lambda at: stage.open.counts(stage.open.slots(at)))
     work = stage.prefills.within(float(gaps.start.min()), float(gaps.end.max()))
     if not len(rows):
-        return gaps, middle, slots, work, 0
+        return gaps, middle, slots, residents, work, 0
     if stage.cost is not None:
         stream = gaps.stream[rows]
         context = stage.prompt[stream] + gaps.made[rows]
@@ -122,15 +122,14 @@ def _without_silent(gaps: Gaps, stage: Stage) -> tuple[Gaps, Floats, Ints, Prefi
         work = prefill_work.joined(work, again)
     kept = np.ones(len(middle), dtype=bool)
     kept[rows] = False
-    return gaps.keep(kept), middle[kept], slots[kept], work, len(rows)
+    return gaps.keep(kept), middle[kept], slots[kept], residents[kept], work, len(rows)
 
 
-def _credit(excess: Floats, overlap: Floats, sigma: Floats) -> tuple[Floats, float]:
+def _credit(excess: Floats, overlap: Floats, sigma: Floats, rows: Ints) -> tuple[Floats, float]:
     """(what of the excess prefills explain, overlap of stalls that are too long for them).
 
-    Prefills explain as much as they overlap at most, give or take noise.
+    Prefills explain as much as they overlap at most, give or take noise. `rows`: gaps that overlap.
     """
-    rows = np.flatnonzero(overlap > 0)
     above, most = excess[rows], overlap[rows]
     noise = np.minimum(NOISE * sigma[rows], most)
     foreign = above > 2 * most + PAUSE_S + noise
@@ -163,7 +162,8 @@ def _baseline(
     _add_drift(fitted, middle, length, steps, rows)
     typical = float(np.median(taken / steps[some]))
     np.maximum(fitted, 0.2 * typical, out=fitted)
-    fitted *= steps
+    if steps.strides[0]:
+        fitted *= steps
     return fitted, fit.sigma
 
 

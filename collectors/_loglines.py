@@ -25,6 +25,7 @@ from . import _log_exports as exports
 from ._common import MAX_LINE_BYTES
 
 BATCH_BYTES = 8 << 20
+LEVELS = ("TRACE", "DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL", "I", "W", "E")
 SAMPLE_LINES = 500  # looked at to tell the wrappers of a file
 MOST = 0.6  # share of the sampled lines that must carry a wrapper
 MAX_STREAMS = 256  # more distinct names than this are not container names
@@ -68,6 +69,8 @@ _WRAPPERS: dict[str, str] = {
     # grep over several files; srun -l and pdsh: a number, or a host's name with a number in it
     "grep": r"^(?P<s1>[\w./-]+\.(?:log|txt|out|err)(?:\.\d+)?):(?:\d{1,9}:)?(?P<rest>.*)$",
     "named": r"^(?P<s1>\d{1,4}|[a-z][a-z-]*\d[a-z0-9.-]*): (?P<rest>.*)$",
+    # a script that starts several servers puts a name before each one's lines: [prefill], [D]
+    "bracketed": r"^\[(?P<s1>[A-Za-z][\w-]{0,31})\] (?P<rest>.*)$",
     "stern": r"^(?P<s1>[a-z0-9][a-z0-9.-]*-[a-z0-9]+) (?P<s2>[a-z0-9][a-z0-9-]*) (?P<rest>.*)$",
 }
 
@@ -281,6 +284,8 @@ def _carries(text: pl.Series, name: str) -> bool:
     if "s1" not in groups.columns:
         return True
     names = hits.select([c for c in ("s1", "s2") if c in hits.columns]).unique().height
+    if name == "bracketed" and hits["s1"].str.to_uppercase().is_in(LEVELS).any():
+        return False
     if name == "stern":
         if hits.height < 0.9 * len(text):
             return False

@@ -58,6 +58,12 @@ _ALARMS = (
         "KV transfer failed",
     ),
     Alarm(
+        re.compile(r"Handshake failed for request (?P<id>[\w.-]+)|NIXL agent engine ID mismatch"),
+        "kv_failure",
+        "critical",
+        "handshake with the prefill worker failed, KV not fetched",
+    ),
+    Alarm(
         re.compile(
             r"Sequence group (?P<id>\S+) is preempted by (?:PreemptionMode\.)?(?P<why>\w+) mode"
         ),
@@ -112,6 +118,8 @@ MARKERS = (
     "KV transfer failed",
     "Failed to load KV",
     "Failed to transfer KV",
+    "Handshake failed for request",
+    "NIXL agent engine ID mismatch",
     "is preempted by",
     "OutOfMemoryError",
     "out of memory",

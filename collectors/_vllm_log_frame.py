@@ -10,7 +10,9 @@ from ._loglines import rfc3339_ns
 
 LEVELS = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
 _PROCESS = (
-    r"(?:\((?P<process>[^()\s]+)[^()]*?pid=(?P<pid>\d+)[^()]*\)\s+)?(?:\([^()]*pid=\d+[^()]*\)\s+)?"
+    r"(?:\((?P<process>[^()\s]+)[^()]*?pid=(?P<pid>\d+)[^()]*\)\s+)?"
+    # what an engine core prints through its parent carries both
+    r"(?:\((?P<inner>[^()\s]+)[^()]*?pid=(?P<inner_pid>\d+)[^()]*\)\s+)?"
 )
 _STAMP = rf"(?:{LEVELS})\s+(?P<stamp>\d\d-\d\d \d\d:\d\d:\d\d)\s+\[?(?P<place>[^\]\s]+:\d+)\]\s?"
 PREFIX = rf"^{_PROCESS}(?:{_STAMP})?"
@@ -68,8 +70,8 @@ def with_fields(lines: pl.DataFrame) -> pl.DataFrame:
             groups, pattern = loose, LOOSE_PREFIX
     lines = _replicas_apart(lines, groups["process"])
     frame = lines.with_columns(
-        pl.coalesce(groups["process"], pl.col("json_process")).alias("process"),
-        pl.coalesce(groups["pid"], pl.col("json_pid")).alias("pid"),
+        pl.coalesce(groups["inner"], groups["process"], "json_process").alias("process"),
+        pl.coalesce(groups["inner_pid"], groups["pid"], "json_pid").alias("pid"),
         groups["stamp"],
         groups["place"],
     ).drop("json_process", "json_pid")

@@ -26,7 +26,7 @@ CARRIER_RESOLUTION_NS = (
 HALF_YEAR_S = 183 * 86_400
 NEARBY = timedelta(days=2)
 
-_FULL_DATE = r"^(?:[A-Z][a-z]{2} |\[)?(20\d\d)-(\d\d)-(\d\d)[ T]\d\d:\d\d:\d\d"
+_FULL_DATE = r"^(?:\([^()]*\) +)*(?:[A-Z][a-z]{2} |\[)?(20\d\d)-(\d\d)-(\d\d)[ T]\d\d:\d\d:\d\d"
 _NAME_DATE = re.compile(r"(?<!\d)(20\d\d)[-_.]?(0[1-9]|1[0-2])[-_.]?(0[1-9]|[12]\d|3[01])(?!\d)")
 
 

@@ -27,7 +27,9 @@ class _Known:
     deployment: str
     role: str | None
     engine: str | None
+    start_ns: int | None
     end_ns: int | None
+    logged: bool = False  # a log of its own tells of it
     observers: set[str] = field(default_factory=set)  # as whom its legs saw requests
     stepped: bool = False
     aliases: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -67,7 +69,7 @@ def unite(store: Store) -> dict[str, str]:
 
 def _known(store: Store) -> dict[str, _Known]:
     rows = store.rows(
-        "SELECT worker, deployment, role, engine, end_ns FROM workers WHERE deployment IS NOT NULL ORDER BY worker"
+        "SELECT worker, deployment, role, engine, start_ns, end_ns FROM workers WHERE deployment IS NOT NULL ORDER BY worker"
     )
     found = {row[0]: _Known(*row) for row in rows}
     for worker, observer in store.rows(
@@ -75,6 +77,12 @@ def _known(store: Store) -> dict[str, _Known]:
     ):
         if worker in found:
             found[worker].observers.add(observer)
+    for (worker,) in store.rows(
+        """SELECT DISTINCT worker FROM (SELECT worker, source FROM samples UNION ALL SELECT worker, source FROM events)
+           JOIN sources USING (source) WHERE record_unit = 'line'"""
+    ):
+        if worker in found:
+            found[worker].logged = True
     for (worker,) in store.rows("SELECT DISTINCT worker FROM steps"):
         if worker in found:
             found[worker].stepped = True
@@ -141,12 +149,20 @@ def _metrics(members: list[_Known]) -> list[tuple[_Known, _Known]]:
             if m.engine == engine and m not in nameless and "client" not in m.observers
         ]
         starts = {value for m in nameless for value in m.started}
+        nameless = [m for m in nameless if not any(_logged_at_once(m, other) for other in others)]
         if not nameless or len(others) != 1 or len(starts | others[0].started) > 1:
             continue
         end = others[0].end_ns
         if end is None or all(start * _SECOND_NS <= end + _SECOND_NS for start in starts):
             pairs += [(m, others[0]) for m in nameless]
     return pairs
+
+
+def _logged_at_once(a: _Known, b: _Known) -> bool:
+    """Whether two logs, or two containers' lines in one, go on at the same time: then they are two processes."""
+    if not (a.logged and b.logged) or None in (a.start_ns, a.end_ns, b.start_ns, b.end_ns):
+        return False
+    return a.start_ns < b.end_ns and b.start_ns < a.end_ns  # type: ignore[operator]
 
 
 def _tables(store: Store, places: Mapping[str, list[_Known]], united: set[str]) -> dict[str, str]:

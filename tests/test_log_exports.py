@@ -13,6 +13,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+import pdtrace
 from pdtrace import registry
 from pdtrace.collectors import dynamo_log, vllm_log
 from pdtrace.model import Head
@@ -182,3 +183,58 @@ def test_dynamos_logs_of_several_pods_in_one_dump_are_those_pods(
     assert claims[0][0] == "dynamo_log"
     found = collect(dynamo_log, path)
     assert (found["spans"].height, found["spans"]["resource"].n_unique()) == (36, 3)
+
+
+def stats(second: int, running: int) -> str:
+    return (
+        f"INFO 06-01 12:00:{second:02} [loggers.py:248] Engine 000: Avg prompt throughput: 100.0 tokens/s, Avg generation "
+        f"throughput: 200.0 tokens/s, Running: {running} reqs, Waiting: 0 reqs, GPU KV cache usage: 1.0%"
+    )
+
+
+CONNECTOR = "INFO 06-01 12:00:00 [factory.py:64] Creating v1 connector with name: NixlConnector and engine_id: abc"
+
+
+@pytest.mark.parametrize("form", ["[{}] ", "{}-1  | ", None])
+def test_two_logs_that_go_on_at_once_are_two_servers(tmp_path: Path, form: str | None) -> None:
+    """Only one of them shows its start, with an engine id; the other is not taken for its metrics."""
+    sides = {
+        "decode": [CONNECTOR, *(stats(s, 9) for s in (10, 20, 30))],
+        "prefill": [stats(s, 1) for s in (10, 20, 30)],
+    }
+    if form is None:
+        for name, own in sides.items():
+            (tmp_path / f"{name}.log").write_text("".join(line + "\n" for line in own))
+    else:
+        mixed = [form.format(name) + line + "\n" for name, own in sides.items() for line in own]
+        (tmp_path / "all.log").write_text("".join(mixed))
+    running = pdtrace.open(tmp_path).sql(
+        "SELECT worker, avg(value) AS mean FROM samples WHERE metric LIKE '%running' GROUP BY worker"
+    )
+    assert sorted(running["mean"]) == [1, 9]
+
+
+def test_an_engine_core_that_prints_through_its_parent_keeps_its_rank(
+    collect: Collect, tmp_path: Path
+) -> None:
+    step = "(APIServer pid=1) (EngineCore_DP{0} pid=7{0}) INFO 12-07 22:14:00 [v1/engine/core.py:407] Iteration(1): 0 context requests, 0 context tokens, 1 generation requests, 1 generation tokens, iteration elapsed time: 1.00 ms"
+    nixl = "(EngineCore_DP0 pid=70) 2024-12-07 22:14:00 NIXL INFO    _api.py:361 Backend UCX was instantiated"
+    path = tmp_path / "vllm.log"
+    path.write_text("\n".join([step.format(0), step.format(1), nixl]) + "\n")
+    steps = collect(vllm_log, path)["steps"]
+    assert sorted(steps["rank"]) == ["0", "1"]
+    latest = datetime.fromtimestamp(steps["start_upper_ns"].max() / 1e9, UTC)
+    assert latest.year == 2024, "NIXL's line behind the process tells the year"
+
+
+def test_a_failed_handshake_is_an_alarm(collect: Collect, tmp_path: Path) -> None:
+    path = tmp_path / "vllm.log"
+    path.write_text(
+        "(Worker_DP0_EP0 pid=2) ERROR 10-16 17:22:56 [nixl_connector.py:815] RuntimeError: Remote NIXL agent engine ID mismatch. Expected 4\n"
+        "(Worker_DP0_EP0 pid=2) ERROR 10-16 17:22:56 [nixl_connector.py:827] Handshake failed for request chatcmpl-a\n"
+    )
+    events = collect(vllm_log, path)["events"].sort("record")
+    assert events.select("kind", "request_id").rows() == [
+        ("kv_failure", None),
+        ("kv_failure", "chatcmpl-a"),
+    ]

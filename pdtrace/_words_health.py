@@ -135,6 +135,21 @@ def engine_failure(row: Row) -> Words:
     )
 
 
+def engine_stall(row: Row) -> Words:
+    """Requests ran and no token was counted."""
+    return Words(
+        title=f"no token for {seconds(row['longest_s'])} while up to {row['running']:,.0f} requests ran",
+        detail=sentence(
+            f"{plural(row['stretches'], 'time')}, {seconds(row['value'])} together{_first_at(row['first_ns'])}.",
+            f"{plural(row['lasting'], 'engine')} had not come back when the observations end."
+            if row["lasting"]
+            else None,
+            "A hung engine looks so, and so does a compilation, a paused process or one very long prompt: which it was is not in the data.",
+        ),
+        suggestions=("the engine's log and a stack of its process (py-spy dump) from that time",),
+    )
+
+
 def kv_alarm(row: Row) -> Words:
     """Answers may rest on wrong KV."""
     kinds = ", ".join(f"{k['kind']}: {k['alarms']:,}" for k in row["kinds"] or [])

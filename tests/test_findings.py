@@ -1036,3 +1036,55 @@ def test_a_lone_level_c_worker_without_a_name_is_a_lower_value(con: Store) -> No
     row = one(con, "prefill_interference")
     assert (row["level"], row["value"], row["named_by"]) == ("C", 3.0, None)
     assert (row["culprits"], row["victims"]) == ([], [])
+
+
+MINUTE = 60 * 10**9
+
+
+def observed(minute: int, running: float, tokens: float, **other: Any) -> list[dict[str, Any]]:
+    """One periodic line over a minute."""
+    common = {"worker": "a", "time_ns": minute * MINUTE, "labels": "{}", "kind": "gauge", **other}
+    rate = {"interval_ns": MINUTE, "value": tokens}
+    return [
+        common | {"metric": "x:num_requests_running", "value": running},
+        common | rate | {"metric": "x:avg_generation_throughput_toks_per_s"},
+        common | rate | {"metric": "x:avg_prompt_throughput_toks_per_s"},
+    ]
+
+
+@pytest.mark.parametrize(("end", "severity"), [([], "critical"), (observed(6, 4, 90.0), "warning")])
+def test_requests_run_and_no_token_is_counted(con: Store, end: list[Any], severity: str) -> None:
+    con.append("workers", [worker("a", "aggregated")])
+    lines = [(1, 4, 90.0), (2, 0, 0.0), (3, 4, 90.0), (4, 4, 0.0), (5, 7, 0.0)]
+    con.append("samples", [row for line in lines for row in observed(*line)] + end)
+    row = one(con, "engine_stall")
+    assert (row["value"], row["longest_s"], row["stretches"], row["running"]) == (120, 120, 1, 7)
+    assert (row["severity"], row["first_ns"], row["lasting"]) == (
+        severity,
+        4 * MINUTE,
+        int(not end),
+    )
+    title = wording.finding("engine_stall", row).title
+    assert title == "no token for 120.0 s while up to 7 requests ran"
+
+
+def test_token_counters_that_stand_still_are_a_stall_and_idleness_is_none(con: Store) -> None:
+    con.append("workers", [worker("a", "aggregated")])
+    rows = []
+    for minute, running, made in [
+        (0, 3, 10),
+        (1, 3, 10),
+        (2, 3, 20),
+        (3, 0, 20),
+        (4, 0, 20),
+        (5, 3, 20),
+    ]:
+        common = {"worker": "a", "time_ns": minute * MINUTE, "labels": "{}"}
+        rows += [
+            common | {"metric": "x:num_requests_running", "value": running, "kind": "gauge"},
+            common | {"metric": "x:generation_tokens_total", "value": made, "kind": "counter"},
+            common | {"metric": "x:prompt_tokens_total", "value": 5, "kind": "counter"},
+        ]
+    con.append("samples", rows)
+    row = one(con, "engine_stall")
+    assert (row["value"], row["stretches"], row["severity"]) == (60, 1, "warning")

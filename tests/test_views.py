@@ -332,3 +332,13 @@ def test_every_view_answers_on_an_empty_store(con: Store) -> None:
     for name, query in library.queries().items():
         if query.kind == "views":
             assert con.query(name).columns == [c.name for c in query.columns], name
+
+
+def test_a_name_that_says_percent_gives_no_unit_a_share_one(con: Store) -> None:
+    con.append("workers", [{"worker": "w", "deployment": "d"}])
+    con.append("samples", [
+        {"worker": "w", "source": 1, "record": n, "time_ns": n, "metric": metric, "kind": "gauge", "value": 0.4}
+        for n, metric in enumerate(("x_kv_usage_percent", "x_kv_usage_perc"))
+    ])  # fmt: skip
+    rows = dict(con.rows("SELECT metric, unit FROM metric_summary"))
+    assert rows == {"x_kv_usage_percent": "", "x_kv_usage_perc": "1"}

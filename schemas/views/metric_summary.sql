@@ -12,7 +12,7 @@
 --   deployment   VARCHAR     deployment
 --   metric       VARCHAR     name as emitted, for histograms without _sum and _count
 --   kind         VARCHAR     mean (of a histogram) or range (of a gauge)
---   unit         VARCHAR     s, ms, us, tokens, a rate (tokens/s, ...), 1 or empty, from the end of the name
+--   unit         VARCHAR     s, ms, us, tokens, a rate (tokens/s, ...), 1 or empty, from the end of the name; `percent` may mean either and gives none
 --   count        BIGINT      values behind a mean; samples behind a range
 --   mean         DOUBLE      mean
 --   low          DOUBLE      smallest sample of a gauge; NULL for histograms
@@ -81,7 +81,7 @@ SELECT deployment, metric, kind,
     WHEN regexp_matches(metric, '_(microseconds|us)$') THEN 'us'
     WHEN regexp_matches(metric, '_(milliseconds|ms)$') THEN 'ms'
     WHEN regexp_matches(metric, 'tokens$') THEN 'tokens'
-    WHEN regexp_matches(metric, '_(perc|percent|ratio)$') AND low >= 0 AND high <= 1 THEN '1'
+    WHEN regexp_matches(metric, '_(perc|ratio)$') AND low >= 0 AND high <= 1 THEN '1'
     ELSE '' END AS unit,
   count, mean, low, high, since_start
 FROM summary

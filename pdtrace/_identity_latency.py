@@ -55,11 +55,9 @@ _FIRST_KNOWN = (
 def build(store: Store) -> None:
     """Fill requests, observations, roles of legs and workers, mode and headline of deployments."""
     legs = narrow(store, _COLUMNS, of_requests=True)
-    names = store.kept_aside("legs")
     counted = _counted(store)
     legs, inferred = with_roles(prepared(legs))
     legs = with_fronts(legs, _carried(store, legs))
-    store.settle_behind("legs")
     observers = {name: observed(legs, name) for name in OBSERVERS}
     requests = gathered(legs, observers)
     found = _found_for_prompts(legs)
@@ -78,7 +76,7 @@ def build(store: Store) -> None:
     requests = with_headline(requests, observations, headlines)
     store.replace("requests", requests.select(_REQUEST_COLUMNS))
     store.replace("observations", observations.drop("r"))
-    _write_roles(store, inferred, names, legs, requests)
+    _write_roles(store, inferred, legs, requests)
     _write_modes(store, requests, headlines)
 
 
@@ -469,23 +467,11 @@ def _carried(store: Store, legs: pl.DataFrame) -> pl.DataFrame:
 
 
 def _write_roles(
-    store: Store,
-    inferred: pl.DataFrame,
-    kept: pl.DataFrame | None,
-    legs: pl.DataFrame,
-    requests: pl.DataFrame,
+    store: Store, inferred: pl.DataFrame, legs: pl.DataFrame, requests: pl.DataFrame
 ) -> None:
-    """Inferred roles of legs (`kept`: as they lay aside), and of workers from what their requests showed."""
+    """Inferred roles of legs, and of workers from what their requests showed."""
     if inferred.height:
-        same = "legs.rowid = d.row"
-        if kept is not None:
-            inferred = inferred.with_columns(kept["leg"].gather(inferred["row"]).alias("leg"))
-            same = "legs.leg = d.leg"
-        store.connection.register("_duties", inferred.to_arrow())
-        store.execute(
-            f"UPDATE legs SET role = d.duty, role_basis = 'inferred' FROM _duties d WHERE {same}"
-        )
-        store.connection.unregister("_duties")
+        _write_duties(store, inferred)
     duty = (
         legs.group_by("worker", "duty")
         .agg(pl.len().alias("legs"))
@@ -517,6 +503,23 @@ def _write_roles(
            WHERE workers.worker = r.worker AND workers.role IS NULL"""
     )
     store.connection.unregister("_roles")
+
+
+def _write_duties(store: Store, inferred: pl.DataFrame) -> None:
+    if (kept := store.kept_aside("legs")) is not None:
+        rows = kept.select(pl.int_range(pl.len()).alias("row"))
+        found = inferred.unique("row", keep="first", maintain_order=True)
+        duty = rows.join(found, on="row", how="left", maintain_order="left")["duty"]
+        basis = pl.when(duty.is_not_null()).then(pl.lit("inferred")).otherwise("role_basis")
+        role = pl.coalesce(duty, "role")
+        store.keep_aside("legs", kept.with_columns(role=role, role_basis=basis))
+        return
+    store.connection.register("_duties", inferred.to_arrow())
+    store.execute(
+        """UPDATE legs SET role = d.duty, role_basis = 'inferred' FROM _duties d
+           WHERE legs.rowid = d.row"""
+    )
+    store.connection.unregister("_duties")
 
 
 def _write_modes(store: Store, requests: pl.DataFrame, headlines: pl.DataFrame) -> None:

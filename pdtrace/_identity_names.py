@@ -23,7 +23,10 @@ _COLUMNS = (
 
 def resolve(store: Store) -> None:
     """Replace bare names in choices and movements of known requests by the workers' ids."""
+    filled = store.filled()
     for table, column in _COLUMNS:
+        if table not in filled:
+            continue
         bare = f"""SELECT count(*) FROM {table} t WHERE t.leg IS NOT NULL AND t.{column} IS NOT NULL
                    AND t.{column} NOT IN (SELECT worker FROM workers)"""
         if not store.scalar(bare):

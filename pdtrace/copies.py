@@ -104,7 +104,9 @@ def _forget(store: Store, account: Account, why: str) -> None:
 KEYED = [
     table.name
     for table in library.tables().values()
-    if table.key and table.stage != "derived" and table.name not in {"spans", "sources", "skipped"}
+    if table.key
+    and table.stage in {"read", "interpret"}
+    and table.name not in {"spans", "sources", "skipped"}
 ]
 
 
@@ -113,7 +115,10 @@ def keep_one_row_a_key(store: Store, accounts: list[Account], names: list[str]) 
 
     The records of the rows that go are noted: those that gave no other row repeat another record.
     """
+    filled = store.filled()
     for name in names:
+        if name not in filled:
+            continue
         table = library.tables()[name]
         keys = ", ".join(table.key)
         # Hashes of long texts are counted many times as fast; two keys of one hash are only looked at in vain.

@@ -9,6 +9,10 @@ from pdtrace.store import Store
 TOLD_TWICE = "router's choice, told by its span"
 _NEAR_NS = 1_000_000_000  # a choice is logged within this of its span's end
 
+_REMOVED = {
+    "source": pl.Int32, "reason": pl.String, "records": pl.Int64, "conflicts": pl.Int64, "positions": pl.List(pl.Int64),
+}  # fmt: skip
+
 # A log line has no leg. It goes with the nearest choice of the same worker for the same request.
 _PAIRS = f"""
 CREATE OR REPLACE TEMP TABLE decision_pairs AS
@@ -31,6 +35,8 @@ def unite(store: Store) -> pl.DataFrame:
 
     Returns source, reason, records, conflicts, positions of the records that gave no row of their own.
     """
+    if not store.count("decisions"):
+        return pl.DataFrame(schema=_REMOVED)
     store.execute(_PAIRS)
     store.execute(
         """UPDATE decisions SET cost = coalesce(decisions.cost, p.cost),

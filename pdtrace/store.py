@@ -113,7 +113,6 @@ class Store:
 
     def close(self) -> None:
         """Close the connection; a file is checkpointed by DuckDB."""
-        self._aside.moved(self.connection, aside.TABLES)
         self.connection.close()
 
     def execute(self, statement: str, parameters: Sequence[object] | None = None) -> None:
@@ -162,7 +161,6 @@ class Store:
 
     def stretches(self, table: str, columns: Sequence[str], rows: int) -> Iterator[pl.DataFrame]:
         """These columns of a table, so many rows at a time; batches kept aside come as they are, not copied."""
-        self._aside.moved(self.connection, [table])
         place = f"{self._aside.place}.{table}" if table in self._aside.names() else table
         wanted = ", ".join(columns)
         last = self.scalar(f"SELECT coalesce(max(rowid), -1) FROM {place}")
@@ -181,6 +179,21 @@ class Store:
         """Rows of a table."""
         return int(self.scalar(f"SELECT count(*) FROM {table}"))
 
+    def filled(self) -> frozenset[str]:
+        """Tables that may have rows, in one statement for all; in the others there is nothing to look for.
+
+        Inside a transaction that is all of them: DuckDB counts its rows at its end.
+        """
+        if self._loading:
+            return frozenset(library.tables())
+        empty = self.connection.execute(
+            """SELECT table_name FROM duckdb_tables()
+               WHERE estimated_size = 0 AND NOT temporary AND database_name = current_database()"""
+        ).fetchall()
+        return frozenset(
+            library.tables().keys() - {name for (name,) in empty} | self._aside.names()
+        )
+
     def append(self, table: str, batch: object) -> int:
         """Append rows (Polars, Arrow or a list of dicts) to a table; returns how many.
 
@@ -191,7 +204,6 @@ class Store:
         if frame.num_rows == 0:
             return 0
         self._check(table, frame, columns)
-        self._aside.moved(self.connection, [table])
         if table in self._kept_aside() and frame.num_rows >= aside.LEAST_ROWS:
             self._aside.add(table, frame)
         else:
@@ -211,7 +223,6 @@ class Store:
 
     def kept_aside(self, table: str) -> pl.DataFrame | None:
         """All rows of a table, when large batches of it are kept aside: nothing is copied."""
-        self._aside.moved(self.connection, [table])
         if table not in self._aside.names():
             return None
         kinds = {c.name: _POLARS[c.type] for c in library.tables()[table].columns}
@@ -221,12 +232,6 @@ class Store:
         """Put these rows in place of those that kept_aside() gave."""
         self._aside.put(table, _arrow(rows, {}))
 
-    def settle_behind(self, table: str) -> None:
-        """Begin to put rows kept aside into their table; who names the table from now on waits until it is done."""
-        if table in self._aside.names():
-            cursor, place = self.connection.cursor(), f"{self._aside.place}.{table}"
-            self._aside.move(table, lambda rows: _insert(cursor, place, rows))
-
     def replace(self, table: str, batch: object) -> int:
         """Put these rows in place of all that the table has."""
         self.clear(table)
@@ -234,7 +239,6 @@ class Store:
 
     def clear(self, table: str) -> None:
         """Remove all rows of a table."""
-        self._aside.moved(self.connection, [table])
         self._aside.pop(self.connection, table)
         self.connection.execute(f"DELETE FROM {table}")
 
@@ -296,7 +300,6 @@ class Store:
     def _make(self, names: Iterable[str]) -> None:
         """Create these views and findings and what they read, unless they are there."""
         wanted = set(names).union(*map(library.below, names))
-        self._aside.moved(self.connection, wanted)
         self._aside.show(self.connection, wanted)
         if not wanted & self._waiting:
             return
@@ -313,7 +316,6 @@ class Store:
     def settle_aside(self, *tables: str) -> None:
         """Put the rows that were kept aside into these tables, all without names: each connection sees them then."""
         names = tables or aside.TABLES
-        self._aside.moved(self.connection, names)
         for table in self._aside.names().intersection(names):
             for rows in self._aside.pop(self.connection, table):
                 _insert(self.connection, table, rows)
@@ -332,7 +334,6 @@ class Store:
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         """Another connection to the same tables, for another thread or an unfinished result."""
-        self._aside.moved(self.connection, aside.TABLES)
         cursor = self.connection.cursor()
         self._aside.show_all(cursor)
         return cursor

@@ -128,6 +128,8 @@ def unite(store: Store) -> None:
     if store.rows(f"SELECT 1 FROM spans WHERE name = '{SPAN_REQUEST}' LIMIT 1"):
         _unite_legs(store)
         _unite_logged(store)
+    if not store.count("steps"):
+        return
     store.execute(_STEPS)
     store.execute(_RECORDERS)
     if store.count("step_recorders"):

@@ -33,6 +33,8 @@ _MOVED = {
 
 def align(store: Store) -> None:
     """Move what logs in another zone said; facts `log_time_zone` tell what was found."""
+    if not {"facts", "spans", "legs"} <= store.filled():
+        return
     logs = store.sql(
         f"""SELECT DISTINCT source, worker FROM facts
             WHERE key = 'log_time_zone' AND value = '{ASSUMED}' AND source IS NOT NULL"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import polars as pl
@@ -168,21 +168,19 @@ def test_rows_aside_and_in_the_table_are_handed_out_together(store: Store) -> No
     assert store.count("legs WHERE request = 'r'") == LEAST_ROWS + 1
 
 
-def test_rows_aside_are_written_behind_and_waited_for_by_who_names_them(store: Store) -> None:
+def test_tables_that_may_have_rows_are_told_at_once(store: Store, tmp_path: Path) -> None:
+    assert store.filled() == set()
+    store.append("workers", [{"worker": "pid:1"}])
     store.append("legs", some_legs())
-    store.settle_behind("legs")
-    assert store.count("workers") == 0
-    store.execute("UPDATE legs SET status = 'failed' WHERE leg = 'l3'")
-    assert store.kept_aside("legs") is None
-    store.append("legs", some_legs(LEAST_ROWS))
-    store.settle_behind("legs")
-    with store.cursor() as cursor:
-        assert cursor.execute("SELECT count(*) FROM legs").fetchall() == [(2 * LEAST_ROWS,)]
-    assert store.rows("SELECT leg FROM legs WHERE status = 'failed'") == [("l3",)]
-    store.append("legs", some_legs())
-    store.settle_behind("legs")
-    store.clear("legs")
-    assert store.count("legs") == 0
+    assert store.filled() == {"workers", "legs"}
+    with store.bulk_load():
+        store.append("facts", [{"key": "a"}])
+        assert "facts" in store.filled()
+    assert store.filled() == {"workers", "legs", "facts"}
+    with closing(Store(tmp_path / "a.duckdb")) as made:
+        made.append("workers", [{"worker": "pid:1"}])
+    with closing(Store(tmp_path / "a.duckdb")) as again:
+        assert again.filled() == {"workers"}
 
 
 def test_a_statement_settles_what_it_changes_not_what_it_reads(store: Store) -> None:

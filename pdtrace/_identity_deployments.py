@@ -115,8 +115,10 @@ def _files(frame: pl.DataFrame, mine: Ints, joined: Ints) -> Ints:
     return pairs[result]
 
 
-def links(store: Store) -> list[tuple[str, str]]:
+def links(store: Store, filled: frozenset[str]) -> list[tuple[str, str]]:
     """Pairs of strong workers that name each other: KV engine ids, router choices, KV movements."""
+    if not filled & {"facts", "decisions", "transfers"}:
+        return []
     weak_name = "NOT regexp_matches({0}, '^(service|address|unknown):')"
     found = store.connection.sql(
         f"""WITH engine AS (
@@ -228,6 +230,10 @@ class Silent:
 
 def silent_workers(store: Store, placed: set[str]) -> list[Silent]:
     """Workers that no leg names, with sources and time range of what is known of them."""
+    known = """SELECT worker, min(start_ns) AS start_ns, max(end_ns) AS end_ns
+               FROM workers GROUP BY worker"""
+    if all(worker in placed for worker, *_ in store.rows(known)):
+        return []
     parts = " UNION ALL ".join(
         f"SELECT worker, source, min({first}) AS low, max({last}) AS high,"
         f" '{table}' NOT IN ('worker_aliases', 'facts') AS telling FROM {table} GROUP BY ALL"
@@ -243,8 +249,7 @@ def silent_workers(store: Store, placed: set[str]) -> list[Silent]:
         f"""SELECT w.worker, list(DISTINCT p.source) FILTER (p.source IS NOT NULL),
                    min(coalesce(p.low, w.start_ns)), max(coalesce(p.high, w.end_ns)),
                    coalesce(bool_or(p.telling), false)
-            FROM (SELECT worker, min(start_ns) AS start_ns, max(end_ns) AS end_ns
-                  FROM workers GROUP BY 1) w
+            FROM ({known}) w
             LEFT JOIN ({parts}) p USING (worker) GROUP BY w.worker ORDER BY 1"""
     ).fetchall()
     return [

@@ -58,7 +58,8 @@ def build(store: Store) -> None:
     counted = _counted(store)
     legs, inferred = with_roles(prepared(legs))
     legs = with_fronts(legs, _carried(store, legs))
-    observers = {name: observed(legs, name) for name in OBSERVERS}
+    there = {"engine", *legs["observer"].unique()}
+    observers = {name: observed(legs, name) for name in OBSERVERS if name in there}
     requests = gathered(legs, observers)
     found = _found_for_prompts(legs)
     # What nobody reads any more is let go: of a million requests these columns are a gigabyte.
@@ -117,7 +118,7 @@ def _observation_rows(seen: pl.DataFrame, observer: str) -> pl.DataFrame:
 
 def gathered(legs: pl.DataFrame, observers: dict[str, pl.DataFrame]) -> pl.DataFrame:
     """One row per request, each value from the outermost observer that has it."""
-    names = [name for name in OBSERVERS if observers[name].height]
+    names = [name for name, seen in observers.items() if seen.height]
     if not names:
         names = ["engine"]
     take = [
@@ -536,16 +537,15 @@ def _write_modes(store: Store, requests: pl.DataFrame, headlines: pl.DataFrame) 
         .then(pl.lit("aggregated"))
         .otherwise(pl.lit("mixed")),
     )
-    store.connection.register("_modes", modes.to_arrow())
-    store.connection.register("_headlines", headlines.to_arrow())
-    store.execute(
-        """UPDATE deployments SET mode = m.mode FROM _modes m
-           WHERE deployments.deployment = m.deployment"""
+    before = store.sql("FROM deployments")
+    named = before.drop("headline_observer").join(
+        headlines.select("deployment", headline_observer="observer"),
+        on="deployment",
+        how="left",
+        maintain_order="left",
     )
-    store.execute("UPDATE deployments SET headline_observer = NULL")
-    store.execute(
-        """UPDATE deployments SET headline_observer = h.observer FROM _headlines h
-           WHERE deployments.deployment = h.deployment"""
+    named = named.join(
+        modes.rename({"mode": "found"}), on="deployment", how="left", maintain_order="left"
     )
-    store.connection.unregister("_modes")
-    store.connection.unregister("_headlines")
+    named = named.with_columns(mode=pl.coalesce("found", "mode"))
+    store.replace("deployments", named.select(before.columns))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 
@@ -22,8 +22,8 @@ _COLUMNS = (
 _SAMPLE = 1000  # rows that show which columns may say the same of all
 
 
-def load(store: Store) -> pl.DataFrame:
-    """All legs with their number `n` and the columns that identity needs.
+def load(store: Store, paths: Mapping[int, str | None]) -> pl.DataFrame:
+    """All legs with their number `n` and the columns that identity needs; `paths` of the sources.
 
     `part` is the source, or the first one of the rotated file that the source continues.
     """
@@ -31,8 +31,8 @@ def load(store: Store) -> pl.DataFrame:
     ends = legs.filter(pl.col("hi").is_not_null()).group_by("source").agg(
         pl.col("hi").min().alias("first"), pl.col("hi").max().alias("last")
     )  # fmt: skip
-    paths = dict(store.sql("SELECT source, path FROM sources WHERE path IS NOT NULL").iter_rows())
-    rotated = _rotated.parts(paths, {s: (a, b) for s, a, b in ends.iter_rows() if s is not None})
+    named = {source: path for source, path in paths.items() if path is not None}
+    rotated = _rotated.parts(named, {s: (a, b) for s, a, b in ends.iter_rows() if s is not None})
     return legs.with_columns(pl.col("part").replace(rotated)) if rotated else legs
 
 
@@ -52,7 +52,11 @@ def narrow(store: Store, columns: Sequence[str], *, of_requests: bool = False) -
 
 def _from_table(store: Store, columns: Sequence[str], which: str) -> pl.DataFrame:
     """What says the same of all legs takes no memory: of a million requests most columns are empty or constant."""
-    found = store.sql(f"SELECT {', '.join(columns)} FROM legs WHERE {which} LIMIT {_SAMPLE}")
+    found = store.sql(
+        f"SELECT rowid AS row, {', '.join(columns)} FROM legs WHERE {which} LIMIT {_SAMPLE}"
+    )
+    if found.height < _SAMPLE:
+        return found  # these are all
     alike = [name for name in columns if found[name].n_unique() <= 1]
     said = ", ".join(f"count({name}), min({name}), max({name})" for name in alike)
     ((total, *seen),) = store.rows(

@@ -68,10 +68,14 @@ def unite(store: Store) -> dict[str, str]:
 
 
 def _known(store: Store) -> dict[str, _Known]:
+    """The workers of deployments; none where all are alone in theirs."""
     rows = store.rows(
         "SELECT worker, deployment, role, engine, start_ns, end_ns FROM workers WHERE deployment IS NOT NULL ORDER BY worker"
     )
     found = {row[0]: _Known(*row) for row in rows}
+    apart = len({known.deployment for known in found.values()}) == len(found)
+    if apart and not any(worker.startswith("file:") for worker in found):
+        return {}  # nobody has another name to be one with
     for worker, observer in store.rows(
         "SELECT DISTINCT worker, observer FROM legs WHERE container IS NOT TRUE AND worker IS NOT NULL"
     ):

@@ -44,11 +44,23 @@ WHERE CASE WHEN writer IS NULL THEN worker ELSE writer.worker END = $w
 
 def align(store: Store) -> None:
     """Fill clocks; give instants to legs on other clocks; shift workers that are clearly off."""
-    before = store.sql("FROM clocks").filter(pl.col("method") == SHIFTED)
-    rows = pl.DataFrame(_hosts(store) + _domains(store), schema=_SCHEMA)
+    known = store.sql("FROM clocks")
+    before = known.filter(pl.col("method") == SHIFTED)
+    hops, domains = _to_align(store)
+    found = (_hosts(store) if hops else []) + (_domains(store) if domains else [])
+    if not found and known.is_empty():
+        return
+    rows = pl.DataFrame(found, schema=_SCHEMA)
     # What an earlier run has shifted shows no skew any more: its row stays.
     rows = rows.join(before, on=["domain", "reference"], how="anti")
     store.replace("clocks", pl.concat([rows, before.select(rows.columns)]))
+
+
+def _to_align(store: Store) -> tuple[bool, bool]:
+    """Whether there are hops between workers; whether requests have instants on other clocks."""
+    asked = "SELECT bool_or(container), bool_or(clock <> 'wall' AND clock_start_ns IS NOT NULL AND request IS NOT NULL) FROM legs"
+    ((hops, domains),) = store.rows(asked)
+    return bool(hops), bool(domains)
 
 
 def _domains(store: Store) -> list[dict[str, object]]:
@@ -120,8 +132,6 @@ def domain_offset(
 
 def _hosts(store: Store) -> list[dict[str, object]]:
     """Bounds on the clock offset between workers that exchange requests through recorded hops."""
-    if not store.sql("SELECT 1 FROM legs WHERE container LIMIT 1").height:
-        return []
     hops = store.sql(
         """SELECT p.deployment, p.worker AS a, c.worker AS b, p.start_ns AS sent, p.end_ns AS back,
                   c.start_ns AS received, c.end_ns AS answered,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import polars as pl
+
 from pdtrace import library
 from pdtrace.sink import Account
 from pdtrace.store import Store
@@ -12,20 +14,23 @@ NO_ROW = "gave no row"
 
 def count_records(store: Store, accounts: list[Account]) -> int:
     """Records kept of all sources; fills rows_read, rows_kept, rows_skipped, the reasons and the time range."""
-    unions = " UNION ".join(
-        f"SELECT source, record FROM {name} WHERE record IS NOT NULL" for name in _raw_tables()
-    )
-    kept = dict(store.rows(f"SELECT source, count(*) FROM ({unions}) GROUP BY source"))
-    rows = []
+    filled = store.filled()
+    kept = _records_kept(store, filled)
+    ranges = _time_ranges(store, filled)
+    counts: list[tuple[object, ...]] = []
+    skipped: list[dict[str, object]] = []
     for account in accounts:
         number = account.item.number
+        start, end = ranges.get(number, (None, None))
+        told = account.problem or account.what
         if not account.collectors:
+            counts.append((number, start, end, None, None, None, False, told))
             continue
-        have = int(kept.get(number, 0))
+        have = kept.get(number, 0)
         account.read = max(account.read, have)
         missing = account.read - have
-        reasons = _reasons(account, missing)
-        rows += [
+        counts.append((number, start, end, account.read, have, missing, have > 0, told))
+        skipped += [
             {
                 "source": number,
                 "reason": reason,
@@ -33,34 +38,57 @@ def count_records(store: Store, accounts: list[Account]) -> int:
                 "positions": account.positions.get(reason) or None,
                 "excerpt": account.excerpts.get(reason),
             }
-            for reason, count in reasons.items()
+            for reason, count in _reasons(account, missing).items()
         ]
-        store.execute(
-            "UPDATE sources SET rows_read = ?, rows_kept = ?, rows_skipped = ?, used = ?, why = ? WHERE source = ?",
-            [account.read, have, missing, have > 0, account.problem or account.what, number],
-        )
-    store.execute("UPDATE sources SET used = false WHERE used IS NULL")
-    store.execute(_TIME_RANGES)
-    store.append("skipped", rows)
+    store.temporary("source_counts", pl.DataFrame(counts, schema=_COUNTS, orient="row"))
+    store.execute(
+        f"""UPDATE sources SET {", ".join(f"{name} = c.{name}" for name in _COUNTS if name != "source")}
+            FROM source_counts c WHERE sources.source = c.source"""
+    )
+    store.execute("DROP TABLE source_counts")
+    store.append("skipped", skipped)
     return sum(kept.values())
 
 
-_TIME_RANGES = """
-UPDATE sources SET start_ns = seen.start_ns, end_ns = seen.end_ns
-FROM (
-  SELECT source, min(start_ns) AS start_ns, max(end_ns) AS end_ns
-  FROM (
-    SELECT source, start_ns, coalesce(end_ns, start_ns) AS end_ns FROM spans
-    UNION ALL SELECT source, start_ns, coalesce(end_ns, last_token_ns, start_ns) FROM legs
-    UNION ALL SELECT source, time_ns, time_ns FROM samples
-    UNION ALL SELECT source, time_ns, time_ns FROM events
-    UNION ALL SELECT source, coalesce(start_ns, start_lower_ns), coalesce(start_ns, start_lower_ns) FROM steps
-    UNION ALL SELECT source, start_ns, coalesce(end_ns, start_ns) FROM transfers
-  )
-  GROUP BY source
-) seen
-WHERE sources.source = seen.source
-"""
+_COUNTS = {
+    "source": pl.Int32, "start_ns": pl.Int64, "end_ns": pl.Int64, "rows_read": pl.Int64, "rows_kept": pl.Int64,
+    "rows_skipped": pl.Int64, "used": pl.Boolean, "why": pl.String,
+}  # fmt: skip
+_INSTANTS = {
+    "spans": ("start_ns", "coalesce(end_ns, start_ns)"),
+    "legs": ("start_ns", "coalesce(end_ns, last_token_ns, start_ns)"),
+    "samples": ("time_ns", "time_ns"),
+    "events": ("time_ns", "time_ns"),
+    "steps": ("coalesce(start_ns, start_lower_ns)", "coalesce(start_ns, start_lower_ns)"),
+    "transfers": ("start_ns", "coalesce(end_ns, start_ns)"),
+}  # first and last instant that a row of these tables tells
+
+
+def _records_kept(store: Store, filled: frozenset[str]) -> dict[int | None, int]:
+    """How many records of each source made a row of any table."""
+    tables = [name for name in _raw_tables() if name in filled]
+    if not tables:
+        return {}
+    rows = " UNION ".join(
+        f"SELECT source, record FROM {name} WHERE record IS NOT NULL" for name in tables
+    )
+    distinct = "" if len(tables) > 1 else "DISTINCT "
+    return dict(store.rows(f"SELECT source, count({distinct}record) FROM ({rows}) GROUP BY source"))
+
+
+def _time_ranges(
+    store: Store, filled: frozenset[str]
+) -> dict[int | None, tuple[int | None, int | None]]:
+    """First and last instant of each source."""
+    rows = " UNION ALL ".join(
+        f"SELECT source, {first} AS low, {last} AS high FROM {name}"
+        for name, (first, last) in _INSTANTS.items()
+        if name in filled
+    )
+    if not rows:
+        return {}
+    found = store.rows(f"SELECT source, min(low), max(high) FROM ({rows}) GROUP BY source")
+    return {source: (low, high) for source, low, high in found}
 
 
 def _reasons(account: Account, missing: int) -> dict[str, int]:

@@ -22,10 +22,11 @@ _EDGE_TABLE = {"leg_a": pl.String, "leg_b": pl.String, "rule": pl.String, "key":
 def link(store: Store) -> None:
     """Fill deployments, identity_edges, legs.deployment, legs.request and workers.deployment."""
     deployments.restore_weak(store)
-    legs = load(store)
-    paths = dict(store.sql("SELECT source, path FROM sources").iter_rows())
+    paths = dict(store.rows("SELECT source, path FROM sources"))
+    legs = load(store, paths)
+    filled = store.filled()
     parent = edges.parents(legs, _spans(store))
-    links = deployments.links(store)
+    links = deployments.links(store, filled)
     grouped = joined(legs, parent, links)
     community = deployments.communities(legs, grouped.label, links)
     grouped, community = _with_files(store, legs, grouped, community, links)

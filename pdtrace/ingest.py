@@ -71,7 +71,7 @@ def take(inputs: list[Input], store: Store, options: Options | None = None) -> N
     zones.align(store)
     interpret.name_resources(store)
     workers.resolve(store)
-    note_copies(accounts, interpret.run(store))
+    note_copies(accounts, interpret.run(store, deduplicated=True))
     workers.resolve(store)
     keep_one_row_a_key(store, accounts, KEYED)
     if not count_records(store, accounts):

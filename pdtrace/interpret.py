@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 import polars as pl
@@ -35,37 +36,58 @@ RESOURCE_ALIASES: Mapping[str, str] = {
 }
 
 
-def run(store: Store) -> pl.DataFrame:
+@dataclass(frozen=True)
+class _Survey:
+    """What is known of all spans before any is handed out."""
+
+    total: int
+    owners: Mapping[tuple[str | None, str | None], str | None]  # by scope and name
+    held: Mapping[str, Mapping[str, int | None]]  # spans.keys_held()
+
+    def alone(self, owner: str) -> bool:
+        """Whether no span has another owner."""
+        return all(it == owner for it in self.owners.values())
+
+    @property
+    def named(self) -> bool:
+        """Whether all spans have a name; one without is nobody's."""
+        return all(name is not None for _, name in self.owners)
+
+
+def run(store: Store, *, deduplicated: bool = False) -> pl.DataFrame:
     """Interpret log records, then spans; name_resources() and workers.resolve() come first.
 
     Returns what gave no row, with the reasons, in the shape of spans.deduplicate: log records that say nothing
     new, copies of spans (log records may hold spans too), choices that a span and a log line tell.
+    `deduplicated`: spans.deduplicate() has just been here.
     """
-    unused = _interpret_logs(store)
+    logs = store.count("log_records") > 0
+    given = [_interpret_logs(store)] if logs else []
     store.execute("DROP TABLE IF EXISTS temp.log_records")
-    copies = [spans.deduplicate(store.connection), unused]
+    if logs or not deduplicated:
+        given.insert(0, spans.deduplicate(store.connection))
     again = episodes.find(store)
-    if store.count("spans"):
-        _assign_owners(store)
+    if total := store.count("spans"):
+        survey = _surveyed(store, total)
         facts = store.sql("SELECT worker, key, value FROM facts")
         for name in registry.claims():
-            _interpret_spans(store, name, facts, again=again)
+            if name in survey.owners.values() and hasattr(registry.collectors()[name], "interpret"):
+                _interpret_spans(store, name, facts, survey, again=again)
         store.execute("DROP TABLE span_owners")
     if again:
         episodes.forget(store)
     store.execute("DROP TABLE IF EXISTS resource_workers")
-    return pl.concat([*copies, decisions.unite(store)])
+    return pl.concat([*given, decisions.unite(store)])
 
 
-def _interpret_spans(store: Store, name: str, facts: pl.DataFrame, *, again: bool) -> None:
+def _interpret_spans(
+    store: Store, name: str, facts: pl.DataFrame, survey: _Survey, *, again: bool
+) -> None:
     """Give one collector the traces that hold its spans."""
     module = registry.collectors()[name]
-    owned = store.scalar(f"SELECT count(*) FROM span_owners WHERE owner = '{name}'")
-    if not owned or not hasattr(module, "interpret"):
-        return
-    batches = max(1, -(-store.count("spans") // BATCH_SPANS))
+    batches = max(1, -(-survey.total // BATCH_SPANS))
     for batch in range(batches):
-        frame = _frame(store, name, (batch, batches), again=again)
+        frame = _frame(store, name, survey, (batch, batches), again=again)
         if frame.height:
             sink = RowSink(store)
             with _told(store, name):
@@ -125,8 +147,6 @@ def name_resources(store: Store) -> None:
 
 def _interpret_logs(store: Store) -> pl.DataFrame:
     """Give OTLP log records to the collectors that claim their scopes; returns those that gave nothing, and why."""
-    if store.count("log_records") == 0:
-        return _reasons([])
     records = store.sql(
         f"""SELECT l.*, r.service_name, {_resolved("l.resource")} AS worker
             FROM log_records l LEFT JOIN resources r USING (resource)"""
@@ -175,23 +195,20 @@ def _resolved(resource: str) -> str:
     )
 
 
-def _assign_owners(store: Store) -> None:
+def _surveyed(store: Store, total: int) -> _Survey:
     """Temp table span_owners(scope_name, name, owner): every span has exactly one owner."""
-    groups = store.rows(
-        f"""SELECT scope_name, name, list_distinct(flatten(array_agg({spans.keys_sql()}))) AS keys
-           FROM (SELECT DISTINCT scope_name, name, {", ".join(spans.KEY_COLUMNS)} FROM spans)
-           GROUP BY ALL"""
-    )
-    rows = [
-        {
-            "scope_name": scope,
-            "name": name,
-            "owner": registry.owner(scope, name or "", frozenset(keys or ())),
-        }
-        for scope, name, keys in groups
-    ]
-    kinds = {"scope_name": pl.String, "name": pl.String, "owner": pl.String}
-    store.temporary("span_owners", pl.DataFrame(rows, schema=kinds))
+    kinds = spans.kinds(store.connection)
+    keys: dict[tuple[str | None, str | None], set[str]] = {}
+    for scope, name, *texts in kinds:
+        keys.setdefault((scope, name), set()).update(spans.keys_of(texts))
+    owners = {
+        (scope, name): registry.owner(scope, name or "", frozenset(held))
+        for (scope, name), held in keys.items()
+    }
+    rows = [(scope, name, owner) for (scope, name), owner in owners.items()]
+    columns = {"scope_name": pl.String, "name": pl.String, "owner": pl.String}
+    store.temporary("span_owners", pl.DataFrame(rows, schema=columns, orient="row"))
+    return _Survey(total, owners, spans.keys_held([texts for _, _, *texts in kinds]))
 
 
 def _column(key: str) -> str:
@@ -199,13 +216,15 @@ def _column(key: str) -> str:
     return f"attribute.{key}" if key in SPAN_COLUMNS else key
 
 
-def _frame(store: Store, name: str, batches: tuple[int, int], *, again: bool) -> pl.DataFrame:
+def _frame(
+    store: Store, name: str, survey: _Survey, batches: tuple[int, int], *, again: bool
+) -> pl.DataFrame:
     """Whole traces that hold spans of this collector, with the columns that it asked for.
 
     `batches` = (which, of how many). With `again`, a trace whose ids were used twice counts as two.
     """
     claims = registry.claims()[name]
-    held = spans.keys_held(store.connection)
+    held = survey.held
     present = [
         f'{spans.attribute_sql(key, kind, held[key])} AS "{_column(key)}"'
         for key, kind in claims.attributes.items()
@@ -225,22 +244,21 @@ def _frame(store: Store, name: str, batches: tuple[int, int], *, again: bool) ->
     part = f"hash(t.trace_id) % {of} = {batch}" if of > 1 else "true"
     trace = episodes.trace_sql() if again else "t.trace_id"
     runs = "LEFT JOIN span_episodes e ON e.span = t.rowid" if again else ""
-    others = store.scalar(f"SELECT count(*) FROM span_owners WHERE owner IS DISTINCT FROM '{name}'")
-    whole = (
-        f"""AND t.trace_id IN (SELECT trace_id FROM spans JOIN span_owners o
+    mine, owned, whole = "true", "", ""
+    if not (survey.alone(name) and survey.named):
+        mine = f"coalesce(o.owner = '{name}', false)"
+        owned = "LEFT JOIN span_owners o ON t.scope_name IS NOT DISTINCT FROM o.scope_name AND t.name = o.name"
+    if not survey.alone(name):
+        whole = f"""AND t.trace_id IN (SELECT trace_id FROM spans JOIN span_owners o
               ON spans.scope_name IS NOT DISTINCT FROM o.scope_name AND spans.name = o.name
               WHERE o.owner = '{name}')"""
-        if others
-        else ""
-    )
     return store.sql(
         f"""SELECT t.source, {trace} AS trace_id, t.span_id, t.parent_span_id, t.start_ns, t.end_ns, t.name, t.kind,
                    t.status_code, t.status_message, t.scope_name, t.resource, r.service_name, w.worker,
-                   t.resolution_ns, t.events, t.links,
-                   coalesce(o.owner = '{name}', false) AS mine {asked}
+                   t.resolution_ns, t.events, t.links, {mine} AS mine {asked}
             FROM spans t {runs}
             LEFT JOIN resources r USING (resource)
             LEFT JOIN resource_workers w USING (resource)
-            LEFT JOIN span_owners o ON t.scope_name IS NOT DISTINCT FROM o.scope_name AND t.name = o.name
+            {owned}
             WHERE {part} {whole}"""
     ).with_columns(**absent)

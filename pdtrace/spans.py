@@ -10,7 +10,7 @@ columns generated from these two cost more still: an INSERT evaluates them.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import duckdb
@@ -87,23 +87,33 @@ _READERS: dict[tuple[type, str], str] = {
 }
 
 
-def keys_held(connection: duckdb.DuckDBPyConnection) -> dict[str, dict[str, int | None]]:
-    """Which pairs of columns (string, int, ...) hold each attribute key that occurs in any span.
+def kinds(connection: duckdb.DuckDBPyConnection) -> list[tuple[str | None, ...]]:
+    """Every scope, name and set of keys (as KEY_COLUMNS) that spans have, each once."""
+    found: list[tuple[str | None, ...]] = connection.execute(
+        f"SELECT DISTINCT scope_name, name, {', '.join(KEY_COLUMNS)} FROM spans"
+    ).fetchall()
+    return found
+
+
+def keys_of(texts: Iterable[str | None]) -> frozenset[str]:
+    """The keys in these columns of a span."""
+    return frozenset().union(*(text.split(SEPARATOR) for text in texts if text))
+
+
+def keys_held(texts: Iterable[Sequence[str | None]]) -> dict[str, dict[str, int | None]]:
+    """Which pairs of columns (string, int, ...) hold each attribute key; `texts`: KEY_COLUMNS of all spans.
 
     With the key's place (from 1) in the lists of values, when nothing else is ever at it: to look
     there takes a quarter of the time of finding the key span by span.
     """
     held: dict[str, dict[str, int | None]] = {}
-    for prefix, _ in MAPS.values():
-        rows = connection.execute(f"SELECT DISTINCT {prefix}_keys FROM spans").fetchall()
-        sets = [text.split(SEPARATOR) for (text,) in rows if text is not None]
+    columns = zip(*texts, strict=True)
+    for (prefix, _), column in zip(MAPS.values(), columns, strict=False):
         at: dict[int, set[str]] = {}
-        for keys in sets:
-            for place, key in enumerate(keys, start=1):
-                at.setdefault(place, set()).add(key)
         found: dict[str, set[int]] = {}
-        for place, keys_there in at.items():
-            for key in keys_there:
+        for text in {text for text in column if text is not None}:
+            for place, key in enumerate(text.split(SEPARATOR), start=1):
+                at.setdefault(place, set()).add(key)
                 found.setdefault(key, set()).add(place)
         for key, places in found.items():
             (place, *more) = places
@@ -123,11 +133,6 @@ def map_sql(prefix: str) -> str:
     Other) as a MAP.
     """
     return f"map(string_split({prefix}_keys, chr(31)), {prefix}_values)"
-
-
-def keys_sql() -> str:
-    """SQL over table spans for the list of all attribute keys of a span; cheap to group by."""
-    return f"string_split(nullif(concat_ws(chr(31), {', '.join(KEY_COLUMNS)}), ''), chr(31))"
 
 
 def _quoted(text: str) -> str:
@@ -274,17 +279,15 @@ WHERE m.extra = '{MADE_SPAN_ID}'
 _SPANS_AT_ONCE = 2_000_000  # their hashes take some 150 MB
 
 
-def _find_twins(connection: duckdb.DuckDBPyConnection) -> None:
-    """Temp table span_twins(twin): hashes of (trace, span) that occur more than once."""
+def _find_twins(connection: duckdb.DuckDBPyConnection) -> bool:
+    """Temp table span_twins(twin): hashes of (trace, span) that occur more than once; whether there are any."""
     parts = 1 + connection.execute("SELECT count(*) FROM spans").fetchall()[0][0] // _SPANS_AT_ONCE
-    connection.execute("CREATE OR REPLACE TEMP TABLE span_twins (twin UBIGINT)")
-    for part in range(parts):
-        mine = f"WHERE twin % {parts} = {part}" if parts > 1 else ""
-        connection.execute(
-            f"""INSERT INTO span_twins
-                SELECT twin FROM (SELECT hash(trace_id, span_id) AS twin FROM spans)
-                {mine} GROUP BY twin HAVING count(*) > 1"""
-        )
+    twins = "SELECT twin FROM (SELECT hash(trace_id, span_id) AS twin FROM spans) {} GROUP BY twin HAVING count(*) > 1"
+    mine = f"WHERE twin % {parts} = {{}}" if parts > 1 else ""
+    connection.execute(f"CREATE OR REPLACE TEMP TABLE span_twins AS {twins.format(mine.format(0))}")
+    for part in range(1, parts):
+        connection.execute(f"INSERT INTO span_twins {twins.format(mine.format(part))}")
+    return bool(connection.execute("SELECT 1 FROM span_twins LIMIT 1").fetchall())
 
 
 def deduplicate(connection: duckdb.DuckDBPyConnection) -> pl.DataFrame:
@@ -294,13 +297,13 @@ def deduplicate(connection: duckdb.DuckDBPyConnection) -> pl.DataFrame:
     most attributes, then the hash of its source and its record. Returns what was removed, per
     source and reason: records, conflicts (copies that differ from the winner), first positions.
     """
-    _find_twins(connection)
+    twins = _find_twins(connection)
+    made_up = connection.execute(
+        f"SELECT 1 FROM spans WHERE extra = '{MADE_SPAN_ID}' LIMIT 1"
+    ).fetchall()
+    if not made_up and not twins:
+        return _NO_DUPLICATES
     try:
-        made_up = connection.execute(
-            f"SELECT 1 FROM spans WHERE extra = '{MADE_SPAN_ID}' LIMIT 1"
-        ).fetchall()
-        if not made_up and not connection.execute("SELECT 1 FROM span_twins LIMIT 1").fetchall():
-            return _NO_DUPLICATES
         connection.execute(_CANDIDATES)
         connection.execute(_LOSERS)
         if made_up:

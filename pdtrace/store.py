@@ -239,7 +239,8 @@ class Store:
 
     def clear(self, table: str) -> None:
         """Remove all rows of a table."""
-        self._aside.pop(self.connection, table)
+        if table in self._aside.names():
+            self._aside.pop(self.connection, table)
         self.connection.execute(f"DELETE FROM {table}")
 
     def give(self, table: str, batch: object) -> None:

@@ -40,18 +40,17 @@ def resolve(store: Store) -> None:
 
 def _remember(store: Store, mapping: Mapping[str, str]) -> None:
     """Temp table worker_map: what earlier runs renamed is renamed on."""
-    frame = pl.DataFrame(
-        {"worker": list(mapping), "canonical": list(mapping.values())},
-        schema={"worker": pl.String, "canonical": pl.String},
-    )
-    tables = "SELECT 1 FROM duckdb_tables() WHERE table_name = 'worker_map'"
-    if store.connection.sql(tables).fetchall():
-        old = store.sql("SELECT worker, canonical FROM temp.worker_map")
-        onward = old.with_columns(pl.col("canonical").replace(dict(mapping)))
-        frame = pl.concat([frame, onward.join(frame, on="worker", how="anti")])
-    store.connection.register("_mapped", frame.to_arrow())
-    store.execute("CREATE OR REPLACE TEMP TABLE worker_map AS SELECT * FROM _mapped")
-    store.connection.unregister("_mapped")
+    store.execute("CREATE TEMP TABLE IF NOT EXISTS worker_map (worker VARCHAR, canonical VARCHAR)")
+    old = {
+        str(worker): str(canonical)
+        for worker, canonical in store.rows("SELECT worker, canonical FROM temp.worker_map")
+    }
+    new = {worker: mapping.get(canonical, canonical) for worker, canonical in old.items()}
+    new |= mapping
+    if new != old:
+        rows = {"worker": list(new), "canonical": list(new.values())}
+        kinds = {"worker": pl.String, "canonical": pl.String}
+        store.temporary("worker_map", pl.DataFrame(rows, schema=kinds))
 
 
 def _windows(store: Store, rows: pl.DataFrame, aliases: pl.DataFrame) -> dict[str, tuple[int, int]]:
@@ -61,12 +60,15 @@ def _windows(store: Store, rows: pl.DataFrame, aliases: pl.DataFrame) -> dict[st
         _widen(windows, worker, start, end)
     if not (aliases["kind"] == "pid").any():
         return windows
+    filled = store.filled()
     for table, first, last in (
         ("samples", "time_ns", "time_ns"),
         ("events", "time_ns", "time_ns"),
         ("steps", "coalesce(start_ns, start_lower_ns)", "coalesce(start_ns, start_upper_ns)"),
         ("legs", "start_ns", "coalesce(end_ns, start_ns)"),
     ):
+        if table not in filled:
+            continue
         found = store.rows(
             f"""SELECT worker, min({first}), max({last}) FROM {table}
                 WHERE worker LIKE 'pid:%' OR worker LIKE 'instance:%' GROUP BY worker"""

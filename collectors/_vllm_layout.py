@@ -238,9 +238,11 @@ def _v0(requests: pl.DataFrame) -> list[pl.DataFrame]:
 
 def placed(requests: pl.DataFrame) -> pl.DataFrame:
     """The intervals of all requests from their durations."""
-    frames = _v1(requests.filter(pl.col("era") == "V1")) + _v0(
-        requests.filter(pl.col("era") == "V0")
-    )
+    frames = []
+    for era, of_era in (("V1", _v1), ("V0", _v0)):
+        mine = requests["era"].eq_missing(pl.Series([era]))
+        if mine.any():
+            frames += of_era(requests if mine.all() else requests.filter(mine))
     # Neither set of attributes: time_in_queue may begin at arrival or behind the front end.
     unknown = requests.filter(pl.col("era").is_null() & pl.col("first_ns").is_not_null())
     frames.append(_until_the_end(unknown))

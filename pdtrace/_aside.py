@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from pdtrace import library
 
-TABLES = frozenset(
-    {"legs", "intervals", "reported", "observations", "phases", "phase_sums", "partition_checks"}
-)
-BESIDE_FILES = frozenset({"phases", "phase_sums", "partition_checks"})  # of a process's own file
+BESIDE_FILES = frozenset(
+    {"identity_edges", "observations", "phases", "phase_sums", "partition_checks"}
+)  # of a process's own file
+TABLES = BESIDE_FILES | {"legs", "intervals", "reported"}
 LEAST_ROWS = 20_000  # below, a table costs nothing
 PLACE = "memory.main"  # of the tables of a store in memory; plain `main` is also a schema of temporary things
 _SCAN_ROWS = 122_880  # a row group of DuckDB: what one thread scans at a time

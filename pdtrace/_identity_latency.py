@@ -438,18 +438,15 @@ def with_headline(
     observations = observations.select(
         "r", "deployment", "observer", "ttft_ms", "e2e_ms", "tpot_ms", "resolution_ns"
     )
-    silent = observations.join(headlines, on="deployment", how="anti").with_columns(
-        pl.coalesce("e2e_ms", "tpot_ms").alias("duration")
-    )
-    others = headline(silent, requests, "duration")
     seen = observations.join(headlines, on=["deployment", "observer"], how="semi")
-    unheard = silent.join(others, on=["deployment", "observer"], how="semi")
-    values = pl.concat(
-        [
-            seen.select("r", "ttft_ms", "e2e_ms", "tpot_ms"),
-            unheard.select("r", pl.lit(None, pl.Float64).alias("ttft_ms"), "e2e_ms", "tpot_ms"),
-        ]
-    )
+    values = seen.select("r", "ttft_ms", "e2e_ms", "tpot_ms")
+    silent = observations.join(headlines, on="deployment", how="anti")
+    if silent.height:
+        silent = silent.with_columns(pl.coalesce("e2e_ms", "tpot_ms").alias("duration"))
+        others = headline(silent, requests, "duration")
+        unheard = silent.join(others, on=["deployment", "observer"], how="semi")
+        untold = pl.lit(None, pl.Float64).alias("ttft_ms")
+        values = pl.concat([values, unheard.select("r", untold, "e2e_ms", "tpot_ms")])
     return requests.join(values, on="r", how="left", maintain_order="left")
 
 

@@ -120,7 +120,7 @@ def links(store: Store, filled: frozenset[str]) -> list[tuple[str, str]]:
     if not filled & {"facts", "decisions", "transfers"}:
         return []
     weak_name = "NOT regexp_matches({0}, '^(service|address|unknown):')"
-    found = store.connection.sql(
+    found = store.connection.execute(
         f"""WITH engine AS (
               SELECT worker, value FROM worker_aliases WHERE kind = 'engine_id'
               UNION SELECT worker, value FROM facts
@@ -245,7 +245,7 @@ def silent_workers(store: Store, placed: set[str]) -> list[Silent]:
             ("steps", "coalesce(start_ns, start_lower_ns)", "coalesce(start_ns, start_upper_ns)"),
         )
     )
-    rows = store.connection.sql(
+    rows = store.connection.execute(
         f"""SELECT w.worker, list(DISTINCT p.source) FILTER (p.source IS NOT NULL),
                    min(coalesce(p.low, w.start_ns)), max(coalesce(p.high, w.end_ns)),
                    coalesce(bool_or(p.telling), false)
@@ -372,9 +372,7 @@ def split_weak(legs: pl.DataFrame, ids: pl.Series, weak_legs: pl.Series) -> pl.D
 
 def restore_weak(store: Store) -> None:
     """Take back the split of an earlier run, so that identity can run again."""
-    old = [
-        w for (w,) in store.connection.sql("SELECT DISTINCT worker FROM workers").fetchall() if w
-    ]
+    old = [w for (w,) in store.rows("SELECT DISTINCT worker FROM workers") if w]
     back = {w: plain(w) for w in old if plain(w) != w}
     if back:
         rename(store, back, skip=())

@@ -534,7 +534,7 @@ def _write_modes(store: Store, requests: pl.DataFrame, headlines: pl.DataFrame) 
         .then(pl.lit("aggregated"))
         .otherwise(pl.lit("mixed")),
     )
-    before = store.sql("FROM deployments")
+    before = store.short("FROM deployments")
     named = before.drop("headline_observer").join(
         headlines.select("deployment", headline_observer="observer"),
         on="deployment",

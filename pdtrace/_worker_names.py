@@ -40,7 +40,7 @@ def rename(store: Store, names: Mapping[str, str], *, skip: Iterable[str] = ("wo
 def _worker_columns(store: Store) -> list[tuple[str, str]]:
     """Tables with rows, by what DuckDB knows, and their columns of worker ids."""
     wanted = ", ".join(f"'{name}'" for name in WORKER_COLUMNS)
-    return store.connection.sql(
+    return store.connection.execute(
         f"""SELECT c.table_name, c.column_name FROM duckdb_columns() c
             JOIN duckdb_tables() t USING (database_name, schema_name, table_name)
             WHERE c.column_name IN ({wanted}) AND (t.estimated_size > 0 OR c.table_name = 'legs')

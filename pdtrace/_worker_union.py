@@ -230,7 +230,7 @@ def _last(names: Mapping[str, str], worker: str) -> str:
 def _rewrite(store: Store, names: Mapping[str, str]) -> None:
     """Write the new names everywhere and make one row of each worker."""
 
-    rows = store.sql("SELECT * FROM workers")
+    rows = store.short("SELECT * FROM workers")
     mapping = {worker: names.get(worker, worker) for worker in rows["worker"].drop_nulls()}
     nameless = rows.filter(pl.col("worker").is_null())
     store.replace("workers", pl.concat([merged_rows(rows, mapping).select(rows.columns), nameless]))

@@ -44,7 +44,7 @@ WHERE CASE WHEN writer IS NULL THEN worker ELSE writer.worker END = $w
 
 def align(store: Store) -> None:
     """Fill clocks; give instants to legs on other clocks; shift workers that are clearly off."""
-    known = store.sql("FROM clocks")
+    known = store.short("FROM clocks")
     before = known.filter(pl.col("method") == SHIFTED)
     hops, domains = _to_align(store)
     found = (_hosts(store) if hops else []) + (_domains(store) if domains else [])

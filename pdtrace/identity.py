@@ -215,7 +215,7 @@ def _write_workers(
     ):
         known.setdefault(worker, deployment)
     split = deployments.split_weak(legs, of_leg, clients["weak"])
-    rows = store.sql("SELECT * FROM workers").unique("worker", keep="first", maintain_order=True)
+    rows = store.short("SELECT * FROM workers").unique("worker", keep="first", maintain_order=True)
     rows = rows.with_columns(
         pl.col("worker")
         .replace_strict(known, default=None, return_dtype=pl.String)

@@ -69,7 +69,7 @@ def run(store: Store, *, deduplicated: bool = False) -> pl.DataFrame:
     again = episodes.find(store)
     if total := store.count("spans"):
         survey = _surveyed(store, total)
-        facts = store.sql("SELECT worker, key, value FROM facts")
+        facts = store.short("SELECT worker, key, value FROM facts")
         for name in registry.claims():
             if name in survey.owners.values() and hasattr(registry.collectors()[name], "interpret"):
                 _interpret_spans(store, name, facts, survey, again=again)
@@ -115,13 +115,13 @@ def name_resources(store: Store) -> None:
     for claims in registry.claims().values():
         aliases.update(claims.resource_aliases)
     columns = ", ".join(f'{spans.resource_attribute_sql(key)} AS "{key}"' for key in aliases)
-    rows = store.connection.sql(
+    rows = store.short(
         f"""SELECT r.resource, attributes['host.name'] AS host, t.start_ns, t.end_ns, s.path, {columns}
             FROM resources r
             LEFT JOIN (SELECT resource, min(start_ns) AS start_ns, max(end_ns) AS end_ns, min(source) AS source
                        FROM spans GROUP BY resource) t USING (resource)
             LEFT JOIN sources s USING (source)"""
-    ).pl()
+    )
     sink = RowSink(store)
     named = []
     for row in rows.iter_rows(named=True):

@@ -23,9 +23,9 @@ def resolve(store: Store) -> None:
 
     Leaves the temp table worker_map(worker, canonical) with every id ever seen.
     """
-    known = store.sql("SELECT worker, kind, value, source FROM worker_aliases")
-    rows = store.sql("SELECT * FROM workers")
-    paths = dict(store.sql("SELECT source, path FROM sources").iter_rows())
+    known = store.short("SELECT worker, kind, value, source FROM worker_aliases")
+    rows = store.short("SELECT * FROM workers")
+    paths = dict(store.rows("SELECT source, path FROM sources"))
     mapping = canonical_ids(rows, known, paths, _windows(store, rows, known))
     _remember(store, mapping)
     changed = {old: new for old, new in mapping.items() if old != new}

@@ -69,13 +69,16 @@ class Aside:
         if rest.num_rows:
             self.add(table, rest)
             connection.execute(f"DELETE FROM {name}")
-        return pl.concat(
-            pl.DataFrame(pl.from_arrow(rows)).select(
-                (pl.col(name) if name in rows.column_names else pl.lit(None)).cast(kind).alias(name)
-                for name, kind in kinds.items()
-            )
-            for rows in self._parts[table]
-        )
+        frames = []
+        for rows in self._parts[table]:
+            frame = pl.DataFrame(pl.from_arrow(rows))
+            if frame.schema != kinds:
+                frame = frame.select(
+                    (pl.col(name) if name in frame.columns else pl.lit(None)).cast(kind).alias(name)
+                    for name, kind in kinds.items()
+                )
+            frames.append(frame)
+        return pl.concat(frames)
 
     def put(self, table: str, rows: pa.Table) -> None:
         """These rows in place of all that are here."""

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pdtrace import library, methods
+from pdtrace import _aside, library, methods
 from pdtrace.methods import interference_gaps
 from pdtrace.methods._gap_prefills import Prefills, cut_to_cost
 from pdtrace.methods._gap_series import Gaps, silent
@@ -320,8 +320,12 @@ def filled(store: Any, *, role: str = "aggregated", front: bool = False) -> floa
     return lost
 
 
-@pytest.mark.parametrize("front", [False, True])
-def test_tables_in_tables_out(store: Any, front: bool) -> None:
+@pytest.mark.parametrize(("front", "least"), [(False, 20_000), (True, 20_000), (False, 1)])
+def test_tables_in_tables_out(
+    store: Any, front: bool, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where legs and intervals stay Arrow (batches of at least `least` rows): those have no rowid."""
+    monkeypatch.setattr(_aside, "LEAST_ROWS", least)
     lost = filled(store, front=front)
     methods.run(store, methods.making(["interference_gaps"]))
     row = store.sql("FROM interference_gaps").row(0, named=True)

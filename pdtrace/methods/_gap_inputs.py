@@ -23,7 +23,7 @@ FROM requests
 """
 
 _LEGS = """
-SELECT rowid AS row, leg, request, worker, observer, coalesce(observer = 'engine', false) AS of_engine,
+SELECT hash(leg) AS number, leg, request, worker, observer, coalesce(observer = 'engine', false) AS of_engine,
   coalesce(resolution_ns, 1) <= $resolution_ns AS sharp,
   role IS DISTINCT FROM 'decode' AND container IS NOT TRUE AS prefills,
   prompt_tokens AS leg_prompt_tokens, cached_tokens AS leg_cached_tokens
@@ -170,7 +170,7 @@ def _prefills(rows: pl.DataFrame, legs: pl.DataFrame) -> pl.DataFrame:
     ones would flag every decode worker. What a router or front end saw of a prefill belongs to the request's prefill worker.
     """
     rows = _on_legs(
-        rows, legs.rename({"row": "leg_row"}), "request", "leg_row", "worker", "of_engine",
+        rows, legs, "request", "number", "worker", "of_engine",
         "prefills", "prefill_worker", "prompt_tokens", "cached_tokens", "leg_prompt_tokens",
         "leg_cached_tokens",
     )  # fmt: skip
@@ -178,7 +178,7 @@ def _prefills(rows: pl.DataFrame, legs: pl.DataFrame) -> pl.DataFrame:
     prompt = pl.coalesce("leg_prompt_tokens", "prompt_tokens")
     cached = pl.coalesce("leg_cached_tokens", "cached_tokens").fill_null(0)
     rows = rows.filter(pl.col("prefills") & (pl.col("end_ns") > pl.col("start_ns"))).select(
-        "request", pl.col("leg_row").alias("leg"), "again",
+        "request", pl.col("number").alias("leg"), "again",
         pl.when(here).then("worker").otherwise("prefill_worker").alias("worker"),
         "start_ns", "end_ns",
         (prompt - cached).clip(lower_bound=0).fill_null(0).cast(pl.Float64).alias("tokens"),
@@ -219,17 +219,15 @@ def _nearest(streams: pl.DataFrame) -> pl.DataFrame:
 
 
 def _told_once(prefills: pl.DataFrame) -> pl.DataFrame:
-    """The prefills of the leg that tells best of a request's prompt, by worker and time.
+    """The prefills of the leg that tells best of a request's prompt (of equals any one), by worker and time.
 
     A prompt computed in pieces has its tokens shared among them by their time.
     """
     key = ["worker", "request", "again"]
     if _repeated(prefills, *key):
-        said, length = (
-            pl.col("place") * 2**40 + pl.col("leg"),
-            pl.col("end_ns") - pl.col("start_ns"),
-        )
-        prefills = prefills.filter(said == said.min().over(key))
+        for said in (pl.col("place"), pl.col("leg")):
+            prefills = prefills.filter(said == said.min().over(key))
+        length = pl.col("end_ns") - pl.col("start_ns")
         prefills = prefills.with_columns(pl.col("tokens") * length / length.sum().over(key))
     return _in_order(prefills, "worker", "start_ns", "request")
 

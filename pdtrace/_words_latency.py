@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from pdtrace._words import Row, Words, of_ttft, phase, sentence, wait_spread
 from pdtrace.numbers import count, duration, plural, seconds, share
 
@@ -156,9 +158,26 @@ def slow_stream(row: Row) -> Words:
             _limit(row, "token"),
             f"Time per output token p50 {duration(row['tpot_p50_ms'])}, p95 {duration(row['value'])}, {_tail(row, 'tpot_p99_ms')}.",
             gaps,
+            _on_one_worker(row),
             _growth(row),
         ),
         suggestions=_stream_advice(row),
+    )
+
+
+def _on_one_worker(row: Row) -> str | None:
+    """Where the slow streams were decoded, if one worker stands out."""
+    if row["slow_worker"] is None:
+        return None
+    # The short name of a nameless one would number it anew: its own first.
+    own = row["slow_worker"].partition(":")[2]
+    told = own if re.fullmatch(r"(?![0-9a-f-]{12,}$)\D.{0,27}", own) else None
+    name = told or row["slow_worker_label"] or row["slow_worker"]
+    part = share(row["slow_worker_slow"] / row["slow_worker_requests"])
+    return (
+        f"{row['slow_worker_slow']:,} of them were decoded on {name}: {part} of its "
+        f"{plural(row['slow_worker_requests'], 'request')} are slow, {share(row['other_slow_ratio'])} of the others'. "
+        "The data say where, not why: compare its load, prompts and hardware."
     )
 
 

@@ -161,6 +161,41 @@ def test_slow_streams_cost_what_exceeds_the_typical(con: Store) -> None:
     none(con, "slow_stream", min_slow_ratio=0.5)
 
 
+def test_the_worker_that_decodes_the_slow_streams_is_named(con: Store) -> None:
+    rows = [
+        request(
+            n, tpot_ms=50.0 if n % 4 == 1 or n == 2 else 10.0, decode_worker=f"instance:w{n % 4}"
+        )
+        for n in range(80)
+    ]
+    con.append("requests", rows)
+    row = one(con, "slow_stream")
+    assert (row["slow_worker"], row["slow_worker_slow"], row["slow_worker_requests"]) == (
+        "instance:w1",
+        20,
+        20,
+    )
+    assert row["other_slow_ratio"] == pytest.approx(1 / 60)
+    said = wording.finding("slow_stream", row).detail
+    assert (
+        "20 of them were decoded on w1: 100 % of its 20 requests are slow, 1.7 % of the others'"
+        in said
+    )
+
+
+def test_no_worker_is_named_where_the_slow_streams_are_spread(con: Store) -> None:
+    con.append(
+        "requests",
+        [
+            request(n, tpot_ms=50.0 if n < 16 else 10.0, decode_worker=f"w{n % 4}")
+            for n in range(80)
+        ],
+    )
+    row = one(con, "slow_stream")
+    assert row["slow_worker"] is None
+    assert "decoded on" not in wording.finding("slow_stream", row).detail
+
+
 def test_stalls_are_found_though_the_mean_is_even(con: Store) -> None:
     con.append("requests", [request(n) for n in range(20)])
     con.append(

@@ -12,7 +12,7 @@
 -- broken or at least 10 % of stream time is lost; info otherwise.
 --
 -- grain:   one row per deployment
--- needs:   request_marks, value_quartiles, token_dependence, gap_summary, gap_lengths, deployment_sources
+-- needs:   request_marks, value_quartiles, token_dependence, gap_summary, gap_lengths, deployment_sources, worker_labels
 -- params:
 --   slo_tpot_ms      NULL  limit for the mean time per output token; NULL: relative to the run
 --   slo_itl_ms       NULL  a gap above it is a stall; NULL: relative to the median gap
@@ -56,6 +56,11 @@
 --   output_driven     BOOLEAN    the time per token clearly grows with the answer: as prompt_driven in slow_first_token; NULL cannot tell
 --   models            BIGINT     models that were judged each by itself; 1 where there is only one
 --   other_long_output  BIGINT    other requests with a long answer
+--   slow_worker       VARCHAR    the worker that decoded at least half of the slow ones, far more than its share of the requests would give (4 standard deviations); NULL where none stands out
+--   slow_worker_label  VARCHAR   its short name
+--   slow_worker_slow  BIGINT     slow requests that it decoded
+--   slow_worker_requests  BIGINT  requests that it decoded
+--   other_slow_ratio  DOUBLE     1  share of slow requests on the other workers
 WITH marked_request AS (
   SELECT m.*, slo_tpot_ms IS NOT NULL AS limit_given,
     (m.tpot_ms - CASE WHEN slo_tpot_ms IS NULL THEN m.tpot_typical_ms ELSE m.tpot_limit_ms END)
@@ -124,6 +129,22 @@ answering AS (
   WHERE measure = 'tpot' AND n > 0
   GROUP BY deployment
 ),
+worker_pace AS (
+  SELECT deployment, decode_worker AS worker, count(*) AS n,
+    count(*) FILTER (slow_stream) AS slow_n
+  FROM marked_request
+  WHERE decode_worker IS NOT NULL
+  GROUP BY deployment, decode_worker
+),
+stands_out AS (
+  SELECT *, sum(n) OVER (PARTITION BY deployment) AS all_n,
+    sum(slow_n) OVER (PARTITION BY deployment) AS all_slow
+  FROM worker_pace
+  QUALIFY row_number() OVER (PARTITION BY deployment ORDER BY slow_n DESC, worker) = 1
+    AND slow_n >= 0.5 * all_slow AND all_slow BETWEEN 1 AND all_n - 1 AND n < all_n
+    AND slow_n - n * all_slow / all_n
+      > 4 * sqrt(n * (all_slow / all_n) * (1 - all_slow / all_n))
+),
 judged AS (
   SELECT p.* EXCLUDE (typical_ms), models, CASE WHEN models < 2 THEN typical_ms END AS typical_ms,
     quantiles_ms[1] AS tpot_p50_ms, quantiles_ms[2] AS tpot_p95_ms,
@@ -162,8 +183,13 @@ SELECT j.deployment,
   measured, limit_ms, limit_given, typical_ms, tpot_p50_ms, tpot_p99_ms, slow_s, gaps, gap_p50_ms,
   gap_p99_ms, gap_max_ms, stall_limit_ms, stall_s, stall_ratio, gap_observer, gap_emission,
   output_rho, output_rho_low, output_rho_high, output_pairs, slow_long_output,
-  output_driven, models, other_long_output
+  output_driven, models, other_long_output,
+  w.worker AS slow_worker, b.label AS slow_worker_label, w.slow_n AS slow_worker_slow,
+  w.n AS slow_worker_requests,
+  ((w.all_slow - w.slow_n) / (w.all_n - w.n))::DOUBLE AS other_slow_ratio
 FROM judged AS j
+LEFT JOIN stands_out AS w ON w.deployment = j.deployment
+LEFT JOIN worker_labels AS b ON b.worker = w.worker
 LEFT JOIN deployment_sources AS s ON s.deployment = j.deployment AND s.evidence = 'requests'
 WHERE stall_ratio >= min_stall_ratio
   OR (slow > 0 AND slow >= min_slow_ratio * measured AND (limit_given OR cost_s >= 0.01 * stream_s))

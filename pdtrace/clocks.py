@@ -21,6 +21,35 @@ _SCHEMA = {
     "residual_p50_ns": pl.Int64, "residual_p95_ns": pl.Int64, "windows": pl.Int64,
     "infeasible_windows": pl.Int64, "method": pl.String,
 }  # fmt: skip
+# Where no engine leg names the hop that asked for it, the one hop of a request encloses its one engine leg.
+_ENCLOSED = """
+WITH hop AS (
+  SELECT request, any_value(deployment) AS deployment, any_value(worker) AS worker,
+    any_value(start_ns) AS start_ns, any_value(end_ns) AS end_ns, any_value(resolution_ns) AS resolution_ns
+  FROM legs
+  WHERE container AND request IS NOT NULL AND coalesce(clock, 'wall') = 'wall' AND start_ns IS NOT NULL
+  GROUP BY request HAVING count(*) = 1
+),
+engine AS (
+  SELECT request, any_value(worker) AS worker, any_value(start_ns) AS start_ns, any_value(end_ns) AS end_ns,
+    any_value(resolution_ns) AS resolution_ns
+  FROM legs
+  WHERE observer = 'engine' AND container IS NOT TRUE AND status = 'completed' AND parent_span_id IS NULL
+    AND coalesce(clock, 'wall') = 'wall' AND start_ns IS NOT NULL
+    AND coalesce(resolution_ns, 1) <= 1000000
+  GROUP BY request HAVING count(*) = 1
+)
+SELECT p.deployment, p.worker AS a, c.worker AS b, p.start_ns AS sent, p.end_ns AS back,
+  c.start_ns AS received, c.end_ns AS answered,
+  coalesce(greatest(p.resolution_ns, c.resolution_ns), 1) AS resolution
+FROM hop AS p
+JOIN engine AS c ON c.request = p.request
+LEFT JOIN workers AS wa ON wa.worker = p.worker
+LEFT JOIN workers AS wb ON wb.worker = c.worker
+WHERE p.worker <> c.worker AND coalesce(p.resolution_ns, 1) <= 1000000
+  AND coalesce(wa.host <> wb.host, true)
+ORDER BY ALL
+"""
 SHIFTED = "hop bounds; instants of this worker shifted by the midpoint, minute by minute"
 
 
@@ -146,6 +175,8 @@ def _hosts(store: Store) -> list[dict[str, object]]:
              AND coalesce(wa.host <> wb.host, true)
            ORDER BY ALL"""
     )
+    if hops.height < LEAST_PAIRS:
+        hops = store.sql(_ENCLOSED)
     if hops.height < LEAST_PAIRS:
         return []
     found: list[dict[str, object]] = []

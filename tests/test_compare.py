@@ -172,6 +172,12 @@ def test_two_changed_settings_share_the_blame() -> None:
     assert len(pair.changed) == 2
 
 
+def test_what_is_counted_is_no_setting() -> None:
+    more = {"max_num_batched_tokens": "8192", "http_calls": "252", "http_calls_failed": "3"}
+    pair = compared(run(1, settings={"http_calls": "214"}), run(2, settings=more))
+    assert pair.changed == (("max_num_batched_tokens", "2048", "8192"),)
+
+
 def test_an_unknown_setting_leaves_it_open() -> None:
     pair = compared(run(1), run(2, settings={"dtype": None}))
     assert statuses(pair)["precision"] == "unknown"

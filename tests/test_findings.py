@@ -1016,6 +1016,20 @@ def test_each_worker_is_judged_at_its_best_level(con: Store) -> None:
     assert (row["workers_judged"], row["workers_unknown"]) == (3, 2)
 
 
+def test_token_times_of_a_sample_do_not_check_the_steps(con: Store) -> None:
+    """Of every tenth request token times are there: they know a tenth of prompts and streams."""
+    con.append("workers", [worker("a")])
+    con.append("interference_steps", [judged("a", 4.0, True)])
+    sample = by_gaps("a", 0.1, False, tail_explained_ratio=0.0, best_shift_ms=315.0)
+    con.append("interference_gaps", [sample | {"decode_s": 4.0}])
+    row = one(con, "prefill_interference")
+    assert (row["value"], row["gaps_lost_s"], row["tail_explained_ratio"]) == (4.0, None, None)
+    assert row["best_shift_ms"] is None
+    said = wording.finding("prefill_interference", row).detail
+    assert "token times of the same workers" not in said
+    assert "disagree" not in said
+
+
 def test_a_server_under_two_names_is_counted_once(con: Store) -> None:
     """Its log has the steps under a pid, its spans the requests under an instance: one loss, not two."""
     con.append("workers", [worker("pid"), worker("instance"), worker("both")])

@@ -217,6 +217,18 @@ def test_context_is_part_of_the_baseline_where_steps_say_it() -> None:
     assert row["baseline_per_kv_token_ms"] == pytest.approx(0.001, rel=0.01)
 
 
+def test_context_that_steps_do_not_say_is_seen_in_the_steps_before() -> None:
+    """Long prompts come in chunks while eight decode, then one of them decodes beside and slows every step."""
+    rows: list[dict[str, Any]] = []
+    for n in range(40):
+        slow = 6.0 if n % 2 else 0.0  # its context, in this half
+        rows += [step(len(rows) + i, 10 + slow, 8) for i in range(60)]
+        rows += [step(len(rows) + i, 30 + slow, 8, [2000]) for i in range(8)]
+    row = only(rows)
+    assert row["lost_s"] == pytest.approx(40 * 8 * 8 * 0.020, rel=0.01)
+    assert row["lost_low_s"] < row["lost_s"] < row["lost_high_s"]
+
+
 def test_result_columns_are_those_of_the_tables() -> None:
     for table, schema in (
         ("interference_steps", interference_steps.RESULT_SCHEMA),
@@ -355,7 +367,8 @@ def test_aggregated_capture_loses_a_third_of_its_decode_time(shared: Path) -> No
         125,
     )
     assert row["decode_s"] == pytest.approx(147.9, abs=0.1)
-    assert row["lost_s"] == pytest.approx(49.9, rel=0.02)
+    # by one baseline for all steps 49.9; steps shortly before prompts are somewhat slower
+    assert row["lost_s"] == pytest.approx(49.9, rel=0.05)
     assert row["plain_lost_s"] == pytest.approx(50.3, abs=0.1)
     assert row["lost_low_s"] < 49.9 < row["lost_high_s"]
     assert row["flagged"] is True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -13,7 +14,7 @@ import pdtrace
 from pdtrace.api import Trace
 from pdtrace.cli import cli, main
 from pdtrace.errors import BadOption
-from pdtrace.simulator import Run, simulate, write
+from pdtrace.simulator import SCENARIOS, Run, simulate, write
 
 SHAPES = ("pdtrace", "vllm", "dynamo")
 CASES = [
@@ -182,6 +183,24 @@ def test_demo_with_an_unknown_scenario_says_so_in_one_line(
         "error: no scenario is called 'nope'",
         "hint: `pdtrace demo --list` names all scenarios",
     ]
+
+
+def test_clocks_are_bound_by_the_hop_around_an_engine_that_names_none(tmp_path: Path) -> None:
+    """vLLM's span behind a router that hands on no trace context; the hosts' clocks are half a second apart."""
+    scenario = replace(SCENARIOS["chunked_two"], host_offset_ms=500.0, host_drift_ppm=50.0)
+    run = simulate(scenario, seed=3, duration_s=20)
+    with pdtrace.open(write(run, tmp_path / "vllm", "vllm")) as trace:
+        found = rows(trace, "FROM ttft_phase_summary")
+        clocks = rows(
+            trace,
+            "SELECT domain, offset_ns, half_width_ns FROM clocks WHERE method LIKE '%shifted by%'",
+        )
+    true = run.workers.filter(pl.col("offset_ns") != 0)["offset_ns"].sort()
+    assert clocks.height == true.len()
+    off = (clocks["offset_ns"].sort() - true).abs()
+    assert (off <= clocks["half_width_ns"].max() + 3_000_000).all()  # the drift over 20 s
+    lost = found.filter(pl.col("phase") == "unattributed")["share_of_ttft"].sum()
+    assert lost < 0.05
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from pdtrace.methods.statistics import (
@@ -63,6 +64,7 @@ AT_ONCE, AT_ONCE_NS, MOST_AT_ONCE = 0.2, 2_000_000, 0.2
 SURE_COSTS = (
     100  # prefill steps from which on their cost is known well enough to call the rest a pause
 )
+NEAR = 21  # decode-only steps on either side of a step that tell what its batch takes
 FIT_ROWS = 50_000  # rows that a fit looks at
 # Error of the interval as parts of the exposed baseline and of the loss, calibrated on simulations.
 BASE_ERROR, MODEL_ERROR = 0.015, 0.02
@@ -144,7 +146,10 @@ def _rank(frame: pl.DataFrame, consumer: bool) -> tuple[dict[str, Any], pl.DataF
     if why_not:
         return {**result, "flagged": None, "note": why_not}, None
     columns, fit = _baseline(steps)
-    baseline = fit.at(columns)
+    baseline, open_ns = fit.at(columns), np.zeros(len(steps.elapsed))
+    if columns.shape[1] == 2:  # the context is unknown
+        told, open_ns = _of_context(steps, baseline)
+        baseline = baseline + told
     excess = np.where(steps.prefill_only, steps.elapsed, steps.elapsed - baseline)
     capped, cut = _cap(steps, excess)
     residents, certain = _residents(steps)
@@ -178,6 +183,7 @@ def _rank(frame: pl.DataFrame, consumer: bool) -> tuple[dict[str, Any], pl.DataF
     lost_table = lost_table.filter(pl.Series(affected))
     result |= _baseline_columns(steps, fit)
     result |= _totals(steps, residents, affected, lost, baseline, fit)
+    result["lost_low_s"] -= float((open_ns * residents)[affected & steps.mixed].sum()) / 1e9
     result["capped_s"] = None if cut is None else float((cut * residents)[affected].sum() / 1e9)
     if cut is not None and affected.sum() < SURE_COSTS:
         # so few do not tell for sure what a prompt costs: what was called a pause may be cost
@@ -295,6 +301,28 @@ def _baseline(steps: Steps) -> tuple[Floats, Fit]:
     weights = 1 / np.sqrt(np.maximum(steps.decodes[chosen], 1.0))
     floor = 0.01 * float(np.median(steps.elapsed[chosen] * weights))
     return table, trimmed_least_squares(table[chosen], steps.elapsed[chosen], weights, floor=floor)
+
+
+def _of_context(steps: Steps, baseline: Floats) -> tuple[Floats, Floats]:
+    """What a batch takes beyond the fit, ns: its context, which nobody states; and the most that it may be.
+
+    A batch changes little from a step to the next, so the decode-only steps around tell it: those
+    before, and those behind as far as the prompts between them have joined the batch already.
+    """
+    rows = np.flatnonzero(steps.decode_only)
+    beyond, count = (steps.elapsed - baseline)[rows], len(rows)
+    around = sliding_window_view(np.pad(beyond, NEAR - 1, mode="edge"), NEAR)
+    median = np.median(
+        around, axis=1
+    )  # of those that end with each; NEAR - 1 later, of those behind
+    behind = np.searchsorted(rows, np.arange(len(steps.elapsed)), side="right")
+    before = np.maximum(behind - 1, 0)
+    then, later = median[before], median[np.minimum(behind, count - 1) + NEAR - 1]
+    batch = steps.decodes[rows]
+    first, last = batch[before], batch[np.minimum(behind, count - 1)]
+    joined = (steps.decodes - first) / np.where(last > first, last - first, np.inf)
+    told: Floats = then + np.clip(joined, 0.0, 1.0) * (later - then)
+    return told, np.maximum(later - told, 0.0)
 
 
 def _sample(mask: Bools) -> NDArray[np.int64]:

@@ -72,6 +72,9 @@ worker_seen AS (
     any_value(lost_s) FILTER (level = 'C') AS requests_lost_s,
     any_value(tail_explained_ratio) AS tail_explained_ratio, any_value(events) AS events,
     any_value(event_ms) AS event_ms, any_value(best_shift_ms) AS best_shift_ms,
+    -- token times of a sample of the requests neither check the sum of the steps nor explain its tail
+    coalesce(any_value(decode_s) FILTER (level = 'B') < 0.8 * any_value(decode_s) FILTER (level = 'A'), false)
+      AS sampled,
     -- steps under a name that no request bears, requests under a name that no step bears
     worker IS NOT NULL AND best IS NOT NULL AND min(level) = 'A' AND max(level) = 'A' AS by_steps,
     worker IS NOT NULL AND best IS NOT NULL AND min(level) <> 'A' AS by_requests
@@ -95,7 +98,11 @@ counted AS (
 )
 SELECT s.deployment, s.worker, s.role, n.label, best.level, best.flagged, best.lost_s,
   best.lost_low_s, best.lost_high_s, best.decode_s, best.lost_ratio, best.lost_ratio_low,
-  steps_lost_s, gaps_lost_s, requests_lost_s, tail_explained_ratio, events, event_ms, best_shift_ms,
+  steps_lost_s, CASE WHEN NOT sampled THEN gaps_lost_s END AS gaps_lost_s, requests_lost_s,
+  CASE WHEN NOT sampled THEN tail_explained_ratio END AS tail_explained_ratio,
+  CASE WHEN NOT sampled THEN events END AS events,
+  CASE WHEN NOT sampled THEN event_ms END AS event_ms,
+  CASE WHEN NOT sampled THEN best_shift_ms END AS best_shift_ms,
   CASE WHEN doubled
     THEN ['its steps and its requests may stand under two names: counted under the other']
     ELSE list_sort(list_distinct(coalesce(CASE WHEN best IS NULL THEN s.notes ELSE best.notes END, [])))

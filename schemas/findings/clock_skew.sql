@@ -97,27 +97,42 @@ cut_behind AS (
   GROUP BY c.request, r.start_ns, r.end_ns
   HAVING min(i.start_ns) > r.start_ns - 1000000 AND max(i.end_ns) > r.end_ns
 ),
-request_cut AS (
-  SELECT r.deployment, r.request, c.clip_ms,
-    b.request IS NOT NULL AS behind,
-    2 * count(b.request) OVER (PARTITION BY r.deployment)
-      > count(*) OVER (PARTITION BY r.deployment) AS mostly_behind
-  FROM requests AS r
-  LEFT JOIN cut_request AS c ON c.request = r.request
-  LEFT JOIN cut_behind AS b ON b.request = r.request
+shown AS (
+  -- the few requests that show something, each once
+  SELECT request, max(clip_ms) AS clip_ms, bool_or(behind) AS behind, max(negative_ns) AS negative_ns,
+    max(early_ms) AS early_ms
+  FROM (
+    SELECT request, clip_ms FROM cut_request
+    UNION ALL BY NAME
+    SELECT request, true AS behind FROM cut_behind
+    UNION ALL BY NAME
+    SELECT request, abs(negative_ns) AS negative_ns FROM partition_checks WHERE negative_ns <> 0
+    UNION ALL BY NAME
+    SELECT request, early_ms FROM early_leg
+  )
+  GROUP BY request
+),
+shown_request AS (
+  SELECT r.deployment, r.request, s.clip_ms, s.early_ms, coalesce(s.behind, false) AS behind,
+    coalesce(s.negative_ns > 1000, false) AS negative,
+    greatest(s.negative_ns / 1e6, s.early_ms) AS wrong_ms
+  FROM shown AS s
+  JOIN requests AS r ON r.request = s.request
+),
+population AS (
+  SELECT deployment, count(*) AS seen
+  FROM requests
+  GROUP BY deployment
 ),
 request_sign AS (
-  SELECT r.deployment, r.request,
-    coalesce(abs(p.negative_ns) > 1000, false) AS negative,
-    CASE WHEN r.mostly_behind OR NOT r.behind THEN r.clip_ms END AS clip_ms,
-    e.early_ms,
-    greatest(abs(p.negative_ns) / 1e6, e.early_ms) AS wrong_ms
-  FROM request_cut AS r
-  LEFT JOIN partition_checks AS p ON p.request = r.request
-  LEFT JOIN early_leg AS e ON e.request = r.request
+  SELECT s.* EXCLUDE (clip_ms),
+    CASE WHEN NOT behind OR 2 * count(*) FILTER (behind) OVER (PARTITION BY s.deployment) > p.seen
+      THEN clip_ms END AS clip_ms
+  FROM shown_request AS s
+  JOIN population AS p ON p.deployment IS NOT DISTINCT FROM s.deployment
 ),
 deployment_sign AS (
-  SELECT deployment, count(*) AS seen,
+  SELECT p.deployment, any_value(p.seen) AS seen,
     count(*) FILTER (negative) AS negative_requests, count(clip_ms) AS clipped_requests,
     max(clip_ms) AS worst_clip_ms,
     count(early_ms) AS early_requests, max(early_ms) AS worst_early_ms,
@@ -126,8 +141,9 @@ deployment_sign AS (
       {'request': request, 'value': greatest(wrong_ms, clip_ms)},
       (-greatest(wrong_ms, clip_ms), request), 5
     ) FILTER (greatest(wrong_ms, clip_ms) > 0) AS culprits
-  FROM request_sign
-  GROUP BY deployment
+  FROM population AS p
+  LEFT JOIN request_sign AS s ON s.deployment IS NOT DISTINCT FROM p.deployment
+  GROUP BY p.deployment
 ),
 joined AS (
   SELECT coalesce(c.deployment, g.deployment) AS deployment, c.* EXCLUDE (deployment),

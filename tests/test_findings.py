@@ -1030,6 +1030,20 @@ def test_token_times_of_a_sample_do_not_check_the_steps(con: Store) -> None:
     assert "disagree" not in said
 
 
+def test_no_level_judges_several_engines_under_one_name(con: Store) -> None:
+    """Prompts of one engine, laid over the tokens of the other, gave half of the loss with a narrow interval."""
+    con.append("workers", [worker("a")])
+    note = (
+        "step numbers of several engines alternate under one name: their steps cannot be told apart"
+    )
+    con.append("interference_steps", [judged("a", None, None) | {"note": note}])
+    con.append("interference_gaps", [by_gaps("a", 4.2, True)])
+    con.append("interference_requests", [by_gaps("a", 4.2, True)])
+    none(con, "prefill_interference")
+    (row,) = con.query("interference_by_worker").to_dicts()
+    assert (row["level"], row["flagged"], row["notes"]) == (None, None, [note])
+
+
 def test_a_server_under_two_names_is_counted_once(con: Store) -> None:
     """Its log has the steps under a pid, its spans the requests under an instance: one loss, not two."""
     con.append("workers", [worker("pid"), worker("instance"), worker("both")])

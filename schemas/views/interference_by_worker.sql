@@ -35,6 +35,12 @@ WITH rank_sum AS (
   SELECT *, bool_or(flagged) OVER (PARTITION BY worker) AS shown
   FROM interference_steps
 ),
+mixed_up AS (
+  -- several engines under one name: prompts of one would be laid over the tokens of another
+  SELECT DISTINCT worker
+  FROM interference_steps
+  WHERE note LIKE 'step numbers of several engines%'
+),
 level_sum AS (
   SELECT any_value(deployment) AS deployment, worker, any_value(role) AS role, 'A' AS level,
     any_value(shown) AS flagged, sum(lost_s) FILTER (flagged = shown) AS lost_s,
@@ -54,10 +60,12 @@ level_sum AS (
   SELECT deployment, worker, role, 'B', flagged, lost_s, lost_low_s, lost_high_s, decode_s,
     lost_ratio, lost_ratio_low, [note], [note], tail_explained_ratio, events, event_ms, best_shift_ms
   FROM interference_gaps
+  ANTI JOIN mixed_up USING (worker)
   UNION ALL
   SELECT deployment, worker, role, 'C', flagged, lost_s, lost_low_s, lost_high_s, decode_s,
     lost_ratio, lost_ratio_low, [note], [note], NULL, NULL, NULL, NULL
   FROM interference_requests
+  WHERE worker IS NULL OR worker NOT IN (FROM mixed_up)
 ),
 worker_seen AS (
   SELECT deployment, worker, arg_min(role, level) AS role, flatten(list(seen_notes)) AS notes,

@@ -27,7 +27,6 @@ LEAST_SAMPLE, MOST_SAMPLE = 16, 64  # of them, to tell which values they have in
 
 _FIRST_SPAN = re.compile(rb'"spans": ?\[(\{"[^"\\]{1,40}")')
 _LITERAL_QUOTE = re.compile(rb'\\.|(")')
-_SAMPLE_BYTES = 64 << 10
 _NUMBER_BYTES = 32
 _BETWEEN = np.frombuffer(b", ", np.uint8)  # what stands before a span that is not the first
 _FIRST_CHECKS = 4  # distances looked at before all are
@@ -167,9 +166,9 @@ def _candidates(block: Block) -> np.ndarray:
     if first is None:
         return np.empty(0, np.int64)
     opening = first.group(1)
-    sample = block.raw[:_SAMPLE_BYTES]
-    rare = min(range(len(opening)), key=lambda at: sample.count(opening[at : at + 1]))
-    places = block.places(opening[rare]).astype(np.int64) - rare
+    # Between its quotes there is no other: few pairs of quotes are so far apart.
+    quotes = block.quotes
+    places = quotes[:-1][np.diff(quotes) == len(opening) - 2].astype(np.int64) - 1
     places = places[places >= 0]
     found: np.ndarray = places[block.at(places, len(opening)) == opening]
     return found

@@ -25,6 +25,7 @@ STORAGE_VERSION = "v1.5.0"
 _CONFIG = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
 
 LOADING_MEMORY = "400MB"
+LET_GO_ROWS = 250_000  # after so many more rows in a file, blocks that are written leave memory
 COMPRESS_FROM = (
     "512MB"  # tables in memory are compressed after so many bytes of changes, not at once
 )
@@ -88,6 +89,7 @@ class Store:
             ) from error
         self._checked: set[tuple[str, str]] = set()
         self._loading = False
+        self._appended = 0
         self._answers: dict[_ahead.Key, pl.DataFrame] = {}
         self._waiting: set[str] = set()  # queries that are created when somebody names them
         self._aside = Aside() if self.path is None else Aside(self._own_place())
@@ -209,7 +211,24 @@ class Store:
         else:
             place = f"{self._aside.place}.{table}" if table in self._aside.names() else table
             _insert(self.connection, place, frame)
+            self._appended += frame.num_rows
+            if self._loading and self.path is not None and self._appended >= LET_GO_ROWS:
+                self._appended = 0
+                self._let_go()
         return int(frame.num_rows)
+
+    def _let_go(self) -> None:
+        """Let blocks that are in the file leave memory, which DuckDB keeps up to its limit: no more is held of a longer file."""
+        ((held, written),) = self.connection.execute(
+            """SELECT coalesce(sum(memory_usage_bytes), 0)::BIGINT,
+                      coalesce(sum(memory_usage_bytes) FILTER (tag = 'BASE_TABLE'), 0)::BIGINT
+               FROM duckdb_memory()"""
+        ).fetchall()
+        if written:
+            # What has lain there longest goes first: these blocks, not the rows that wait to be written.
+            with suppress(duckdb.Error):
+                self.connection.execute(f"SET memory_limit = '{held - written + (1 << 20)}B'")
+            self.connection.execute(f"SET memory_limit = '{LOADING_MEMORY}'")
 
     def _kept_aside(self) -> frozenset[str]:
         """Tables whose large batches stay Arrow."""

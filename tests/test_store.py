@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing, suppress
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -190,3 +191,24 @@ def test_a_statement_settles_what_it_changes_not_what_it_reads(store: Store) -> 
     store.execute("DELETE FROM\n  legs WHERE leg = 'l0'")
     assert store.kept_aside("legs") is None
     assert store.count("legs") == LEAST_ROWS - 1
+
+
+def test_blocks_that_are_written_leave_memory_while_a_file_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pdtrace.store.LET_GO_ROWS", 10**9)
+    values = np.random.default_rng(1).random(130_000)
+    rows = pl.DataFrame({"record": np.arange(130_000), "value": values})
+    held = "SELECT sum(memory_usage_bytes) FROM duckdb_memory() WHERE tag = 'BASE_TABLE'"
+    with closing(Store(tmp_path / "x.duckdb")) as store:
+        with store.bulk_load():
+            limit = store.scalar("SELECT current_setting('memory_limit')")
+            for _ in range(5):  # DuckDB writes five row groups at a time
+                store.append("samples", rows)
+            before = store.scalar(held)
+            monkeypatch.setattr("pdtrace.store.LET_GO_ROWS", 1)
+            store.append("samples", rows)
+            assert store.scalar(held) < before
+            assert store.scalar("SELECT current_setting('memory_limit')") == limit
+        ((count, total),) = store.rows("SELECT count(*), sum(record) FROM samples")
+        assert (count, total) == (6 * 130_000, 6 * sum(range(130_000)))

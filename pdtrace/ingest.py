@@ -63,6 +63,7 @@ def take(inputs: list[Input], store: Store, options: Options | None = None) -> N
     if not any(account.collectors for account in accounts):
         raise UnknownFormat(*nothing_recognised(accounts))
     from pdtrace import interpret, spans, workers, zones
+    from pdtrace._worker_rotation import join_pieces
 
     write_sources(store, accounts)
     forget_copies(store, accounts)
@@ -70,6 +71,7 @@ def take(inputs: list[Input], store: Store, options: Options | None = None) -> N
     keep_one_row_a_key(store, accounts, ["resources"])
     zones.align(store)
     interpret.name_resources(store)
+    join_pieces(store)
     workers.resolve(store)
     note_copies(accounts, interpret.run(store, deduplicated=True))
     workers.resolve(store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 from collections.abc import Callable
@@ -212,6 +213,19 @@ def test_two_logs_that_go_on_at_once_are_two_servers(tmp_path: Path, form: str |
         "SELECT worker, avg(value) AS mean FROM samples WHERE metric LIKE '%running' GROUP BY worker"
     )
     assert sorted(running["mean"]) == [1, 9]
+
+
+@pytest.mark.parametrize(("seconds", "servers"), [((30, 20, 10), 1), ((10, 20, 30), 3)])
+def test_pieces_of_a_rotated_log_are_one_server(
+    tmp_path: Path, seconds: tuple[int, ...], servers: int
+) -> None:
+    """The higher its number, the older the piece; logs of ranks that are numbered the same way are no pieces."""
+    for name, second in zip(("vllm.log", "vllm.log.1", "vllm.log.2.gz"), seconds, strict=True):
+        text = "".join(stats(s, 1) + "\n" for s in (second, second + 5))
+        data = text.encode()
+        (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    found = pdtrace.open(tmp_path).sql("SELECT DISTINCT worker FROM samples")
+    assert found.height == servers
 
 
 def test_an_engine_core_that_prints_through_its_parent_keeps_its_rank(

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
+from pdtrace import _phases_texts as texts
 from pdtrace._phases_kinds import WEAKNESS
 from pdtrace._phases_sweep import Pieces
 
+_UNKNOWN = pl.Series([None], dtype=pl.Int64)
 
-def summed(cuttable: pl.DataFrame, pieces: Pieces, kinds: pl.DataFrame) -> pl.DataFrame:
+
+def summed(cuttable: pl.DataFrame, pieces: Pieces, kinds: pl.DataFrame) -> pa.Table:
     """Rows of phase_sums; `pieces.kind` is a row of `kinds`, `pieces.window` one of `cuttable`."""
     details = kinds.select("phase", "detail").unique("detail", maintain_order=True)
     code = _codes(kinds["detail"], details["detail"])[pieces.kind]
@@ -38,15 +42,17 @@ def summed(cuttable: pl.DataFrame, pieces: Pieces, kinds: pl.DataFrame) -> pl.Da
     if 0 < len(head) < len(order):  # some request was more than once in the same kind of work
         sums = {name: np.add.reduceat(values, head) for name, values in sums.items()}
         weak = np.maximum.reduceat(weak, head)
-    names = pl.Series([*WEAKNESS, None], dtype=pl.Categorical)  # -1 stands for unknown
-    return (
-        details.cast(pl.Categorical)[code[order][head]]
-        .with_columns(
-            cuttable["request"].gather(pieces.window[order][head]),
-            pl.Series("basis", names[np.where(weak < 0, len(WEAKNESS), weak)]),
-            *(pl.Series(name, values) for name, values in sums.items()),
-        )
-        .with_columns(pl.when(first.is_not_null()).then("ttft_part_ns").alias("ttft_part_ns"))
+    reached = pl.Series(sums.pop("ttft_part_ns")).zip_with(first.is_not_null(), _UNKNOWN)
+    number = np.where(weak < 0, len(WEAKNESS), weak)  # the last basis stands for unknown
+    code = code[order][head]
+    return texts.table(
+        {
+            "request": (cuttable["request"], pieces.window[order][head]),
+            "phase": (details["phase"], code),
+            "detail": (details["detail"], code),
+            "basis": (pl.Series([*WEAKNESS, None]), number),
+        },
+        {**sums, "ttft_part_ns": reached},
     )
 
 

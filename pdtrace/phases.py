@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
+from pdtrace import _phases_texts as texts
 from pdtrace._phases_input import BATCH_REQUESTS, Batch, batches
 from pdtrace._phases_kinds import number_kinds
 from pdtrace._phases_sums import summed
@@ -46,8 +48,8 @@ def partition(store: Store, *, batch_requests: int = BATCH_REQUESTS) -> None:
 class Cut(NamedTuple):
     """Rows of the tables phases, phase_sums and partition_checks."""
 
-    phases: pl.DataFrame
-    sums: pl.DataFrame
+    phases: pa.Table
+    sums: pa.Table
     checks: pl.DataFrame
 
 
@@ -100,11 +102,15 @@ def _axis(windows: pl.DataFrame) -> float:
 def _in_halves(windows: pl.DataFrame, intervals: pl.DataFrame) -> Cut:
     """Absurdly long windows (a garbage start stamp) must not overflow the axis of their batch."""
     middle = windows.height // 2
-    parts = [
+    one, other = (
         cut(half, intervals.join(half.select("number"), on="number", how="semi"))
         for half in (windows[:middle], windows[middle:])
-    ]
-    return Cut(*(pl.concat(tables) for tables in zip(*parts, strict=True)))
+    )
+    return Cut(
+        pa.concat_tables([one.phases, other.phases]),
+        pa.concat_tables([one.sums, other.sums]),
+        pl.concat([one.checks, other.checks]),
+    )
 
 
 def _check_details(intervals: pl.DataFrame) -> None:
@@ -190,18 +196,14 @@ def _intervals(placed: pl.DataFrame, kinds: pl.DataFrame, numbers: Ints) -> Inte
     )
 
 
-def _phases(cuttable: pl.DataFrame, pieces: Pieces, kinds: pl.DataFrame) -> pl.DataFrame:
-    names = kinds.drop("rank").cast(pl.Categorical)  # few names, many rows
-    owners = names[pieces.kind]
-    return owners.select(
-        cuttable["request"].gather(pieces.window),
-        "phase",
-        "detail",
-        pl.Series("start_ns", pieces.start),
-        pl.Series("end_ns", pieces.end),
-        "worker",
-        "basis",
-        "semantics",
+def _phases(cuttable: pl.DataFrame, pieces: Pieces, kinds: pl.DataFrame) -> pa.Table:
+    of_kind = ("phase", "detail", "worker", "basis", "semantics")
+    return texts.table(
+        {
+            "request": (cuttable["request"], pieces.window),
+            **{name: (kinds[name], pieces.kind) for name in of_kind},
+        },
+        {"start_ns": pieces.start, "end_ns": pieces.end},
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -72,12 +73,22 @@ def by_hand(window: tuple[int, int, int | None], mine: list[tuple[Any, ...]]) ->
     return answer
 
 
+def frame(rows: pa.Table) -> pl.DataFrame:
+    """An Arrow table with its texts written out."""
+    return pl.DataFrame(pl.from_arrow(rows)).with_columns(pl.col(pl.Categorical).cast(pl.String))
+
+
+def parted(*given: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    found = phases.cut(*given)
+    return frame(found.phases), frame(found.sums), found.checks
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(some_window, max_size=5), st.lists(some_interval, max_size=25))
 def test_phases_are_exactly_the_window_and_each_instant_has_its_strongest_owner(
     spans: list[tuple[int, int, int | None]], mine: list[tuple[Any, ...]]
 ) -> None:
-    found, _, checks = phases.cut(windows(*spans), intervals(*mine))
+    found, _, checks = parted(windows(*spans), intervals(*mine))
     assert (found["end_ns"] > found["start_ns"]).all()
     assert checks.height == len(spans)
     for number, window in enumerate(spans):
@@ -106,8 +117,8 @@ def test_phases_are_exactly_the_window_and_each_instant_has_its_strongest_owner(
 def test_the_order_of_rows_does_not_matter(spans: list[Any], mine: list[Any], random: Any) -> None:
     shuffled = list(mine)
     random.shuffle(shuffled)
-    first = phases.cut(windows(*spans), intervals(*mine))
-    second = phases.cut(windows(*spans), intervals(*shuffled))
+    first = parted(windows(*spans), intervals(*mine))
+    second = parted(windows(*spans), intervals(*shuffled))
     assert first[0].equals(second[0])
     assert first[1].equals(second[1])
 
@@ -115,7 +126,7 @@ def test_the_order_of_rows_does_not_matter(spans: list[Any], mine: list[Any], ra
 @settings(max_examples=40, deadline=None)
 @given(st.lists(some_window, min_size=1, max_size=4), st.lists(some_interval, max_size=12))
 def test_checks_count_what_was_cut_and_covered_twice(spans: list[Any], mine: list[Any]) -> None:
-    _, _, checks = phases.cut(windows(*spans), intervals(*mine))
+    _, _, checks = parted(windows(*spans), intervals(*mine))
     for number, (start, end, _) in enumerate(spans):
         own = [
             (a, b)
@@ -133,13 +144,13 @@ def test_checks_count_what_was_cut_and_covered_twice(spans: list[Any], mine: lis
 
 def test_absurd_windows_do_not_overflow() -> None:
     garbage = windows(*[(0, EPOCH + n, EPOCH) for n in range(8)])
-    found, _, checks = phases.cut(garbage, intervals(("prefill_exec", 10, 2 * EPOCH, 7)))
+    found, _, checks = parted(garbage, intervals(("prefill_exec", 10, 2 * EPOCH, 7)))
     assert checks["window_ns"].to_list() == [EPOCH + n for n in range(8)]
     assert pieces(found, "r7") == [("unattributed", 0, 10), ("prefill_exec", 10, EPOCH + 7)]
 
 
 def test_neighbours_of_one_kind_are_one_row_and_workers_stay_apart() -> None:
-    found, *_ = phases.cut(
+    found, *_ = parted(
         windows((0, 100, None)),
         intervals(
             ("decode_exec", 0, 10, 0, "d"), ("decode_exec", 10, 20, 0, "d"), ("decode_exec", 20, 30, 0, "e"),
@@ -153,7 +164,7 @@ def test_neighbours_of_one_kind_are_one_row_and_workers_stay_apart() -> None:
 
 
 def test_the_way_out_outranks_decode_only_before_the_first_token() -> None:
-    found, *_ = phases.cut(
+    found, *_ = parted(
         windows((0, 100, 50)), intervals(("decode_exec", 30, 90), ("stream_out", 30, 95))
     )
     assert pieces(found) == [
@@ -165,7 +176,7 @@ def test_the_way_out_outranks_decode_only_before_the_first_token() -> None:
 
 def test_an_unknown_detail_is_refused_by_name() -> None:
     with pytest.raises(SchemaMismatch, match="'thinking'"):
-        phases.cut(windows((0, 1, None)), intervals(("thinking", 0, 1)))
+        parted(windows((0, 1, None)), intervals(("thinking", 0, 1)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -177,8 +188,7 @@ def test_sums_are_those_of_the_phases(phase_sums: str, spans: list[Any], mine: l
     store.append("phases", found.phases)
     columns = ["request", "phase", "detail", "duration_ns", "ttft_part_ns", "basis", "placed_ns", "bound_ns"]  # fmt: skip
     wanted = sorted(store.sql(phase_sums).select(columns).rows())
-    texts = found.sums.with_columns(pl.col("phase", "detail", "basis").cast(pl.String))
-    assert sorted(texts.select(columns).rows()) == wanted
+    assert sorted(frame(found.sums).select(columns).rows()) == wanted
 
 
 # From the store: the rules that need legs.

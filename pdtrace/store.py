@@ -32,7 +32,7 @@ COMPRESS_FROM = (
 
 # Up to so many bytes the steps of planning that pay on many rows are left out: over a few hundred requests they are a
 # fifth of the time of a deep view, and what they save there is nothing. Joins and filters are ordered all the same.
-FEW_BYTES = 16 << 20
+FEW_BYTES = 4 << 20
 _FOR_MANY_ROWS = (
     "aggregate_reuse", "column_lifetime", "common_subexpressions", "common_subplan", "compressed_materialization",
     "cte_filter_pusher", "duplicate_groups", "join_filter_pushdown", "late_materialization", "projection_placement",

@@ -92,10 +92,13 @@ def frame(
     """
     connection.execute(statement, parameters)
     schema = _schema(connection.description)
+    rows = (
+        connection.fetchall()
+    )  # also where they are of no use: an unfinished result blocks the connection
     if schema is None:
-        rows: pl.DataFrame = connection.sql(statement, params=parameters).pl()
-        return rows
-    return pl.DataFrame(connection.fetchall(), schema=schema, orient="row")
+        found: pl.DataFrame = connection.sql(statement, params=parameters).pl()
+        return found
+    return pl.DataFrame(rows, schema=schema, orient="row")
 
 
 def _schema(description: Iterable[Sequence[Any]]) -> dict[str, pl.DataType] | None:

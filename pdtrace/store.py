@@ -311,15 +311,21 @@ class Store:
         unknown = [name for name in frame.column_names if name not in columns]
         if unknown:
             raise SchemaMismatch(f"table {table} has no column {', '.join(unknown)}")
-        empty = frame.slice(0, 0)  # noqa: F841 -- found by DuckDB's replacement scan
-        for row in self.connection.sql("DESCRIBE SELECT * FROM empty").fetchall():
-            name, found = str(row[0]), str(row[1])
-            null_column = pa.types.is_null(frame.schema.field(name).type)
-            if not null_column and not _fits(found, columns[name]):
+        for name, found in self._kinds(frame).items():
+            if not _fits(found, columns[name]):
                 raise SchemaMismatch(
                     f"table {table}, column {name}: expected {columns[name]}, found {found}"
                 )
         self._checked.add(mark)
+
+    def _kinds(self, frame: pa.Table) -> dict[str, str]:
+        """The DuckDB type of each column; DuckDB is asked for those that are not plain."""
+        kinds = {field.name: _duckdb_type(field.type) for field in frame.schema}
+        if odd := [name for name, kind in kinds.items() if kind is None]:
+            empty = frame.select(odd).slice(0, 0)  # noqa: F841 -- found by DuckDB's replacement scan
+            told = self.connection.execute("DESCRIBE SELECT * FROM empty").fetchall()
+            kinds |= {str(name): str(kind) for name, kind, *_ in told}
+        return {name: kind for name, kind in kinds.items() if kind is not None}
 
     def temporary(self, name: str, rows: pl.DataFrame | pa.Table) -> None:
         """Make (or make anew) a temporary table of these rows."""
@@ -617,6 +623,23 @@ def _arrow(batch: object, columns: Mapping[str, str]) -> pa.Table:
     return pl.DataFrame(
         rows, schema=names, schema_overrides=known, infer_schema_length=None
     ).to_arrow()
+
+
+# DuckDB's types of plain Arrow columns.
+_OF_ARROW = {
+    pa.null(): '"NULL"', pa.bool_(): "BOOLEAN", pa.float32(): "FLOAT", pa.float64(): "DOUBLE",
+    pa.int8(): "TINYINT", pa.int16(): "SMALLINT", pa.int32(): "INTEGER", pa.int64(): "BIGINT",
+    pa.uint8(): "UTINYINT", pa.uint16(): "USMALLINT", pa.uint32(): "UINTEGER", pa.uint64(): "UBIGINT",
+    pa.string(): "VARCHAR", pa.large_string(): "VARCHAR", pa.string_view(): "VARCHAR",
+}  # fmt: skip
+
+
+def _duckdb_type(kind: pa.DataType) -> str | None:
+    """DuckDB's name of an Arrow type; None where it is not a plain one."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = _duckdb_type(kind.value_type)
+        return None if inner is None else f"{inner}[]"
+    return _OF_ARROW.get(kind)
 
 
 def _fits(found: str, expected: str) -> bool:

@@ -5,10 +5,16 @@ from __future__ import annotations
 from contextlib import closing, suppress
 from pathlib import Path
 
+<<<<<<< HEAD
 import numpy as np
+=======
+import duckdb
+>>>>>>> ccd28f6 (Types of batches are known without asking DuckDB; short answers of any type; the speed page says what every run pays)
 import polars as pl
+import pyarrow as pa
 import pytest
 
+from pdtrace import store as store_room
 from pdtrace._aside import LEAST_ROWS, Aside
 from pdtrace.errors import SchemaMismatch, UnknownQuery, UnreadableInput
 from pdtrace.store import Store
@@ -193,6 +199,7 @@ def test_a_statement_settles_what_it_changes_not_what_it_reads(store: Store) -> 
     assert store.count("legs") == LEAST_ROWS - 1
 
 
+<<<<<<< HEAD
 def test_blocks_that_are_written_leave_memory_while_a_file_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,3 +219,39 @@ def test_blocks_that_are_written_leave_memory_while_a_file_is_loaded(
             assert store.scalar("SELECT current_setting('memory_limit')") == limit
         ((count, total),) = store.rows("SELECT count(*), sum(record) FROM samples")
         assert (count, total) == (6 * 130_000, 6 * sum(range(130_000)))
+=======
+def test_plain_arrow_types_are_named_as_duckdb_names_them() -> None:
+    plain = [*store_room._OF_ARROW, pa.list_(pa.string()), pa.large_list(pa.list_(pa.int32()))]
+    empty = pa.table({f"c{n}": pa.array([], kind) for n, kind in enumerate(plain)})
+    with duckdb.connect() as connection:
+        told = connection.execute("DESCRIBE SELECT * FROM empty").fetchall()
+    assert [store_room._duckdb_type(field.type) for field in empty.schema] == [r[1] for r in told]
+    assert store_room._duckdb_type(pa.list_(pa.timestamp("ns"))) is None
+
+
+def test_short_answers_are_those_of_sql_in_every_type() -> None:
+    store = Store()
+    query = """SELECT $n AS n, 1.5::DOUBLE AS d, 'x' AS t, NULL::VARCHAR AS missing, [1, NULL] AS l, {'a': 'b'} AS s,
+               true AS b, sum(i) AS wide, 0.5 AS exact FROM range(3) r(i)"""
+    assert store.short(query, n=7).equals(store.sql(query, n=7))
+    assert store.short(query, n=7).schema == store.sql(query, n=7).schema
+    store.close()
+
+
+def test_steps_of_planning_for_many_rows_return_when_much_has_come(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(store_room, "FEW_BYTES", 2_000)
+    setting = "SELECT current_setting('disabled_optimizers')"
+    store = Store()
+    store.append("facts", [{"key": "a", "value": "b"}])
+    assert "statistics_propagation" in store.scalar(setting)
+    store.append("facts", [{"key": "a", "value": "b" * 3_000}])
+    assert store.scalar(setting) == ""
+    store.close()
+    path = tmp_path / "run.duckdb"
+    Store(path).close()
+    again = Store(path, scratch=True)  # nobody knows how much it holds
+    assert again.scalar(setting) == ""
+    again.close()
+>>>>>>> ccd28f6 (Types of batches are known without asking DuckDB; short answers of any type; the speed page says what every run pays)

@@ -92,9 +92,8 @@ def frame(
     """
     connection.execute(statement, parameters)
     schema = _schema(connection.description)
-    rows = (
-        connection.fetchall()
-    )  # also where they are of no use: an unfinished result blocks the connection
+    # Fetched where it is of no use, too: an unfinished result blocks the connection.
+    rows = connection.fetchall()
     if schema is None:
         found: pl.DataFrame = connection.sql(statement, params=parameters).pl()
         return found

@@ -5,11 +5,8 @@ from __future__ import annotations
 from contextlib import closing, suppress
 from pathlib import Path
 
-<<<<<<< HEAD
-import numpy as np
-=======
 import duckdb
->>>>>>> ccd28f6 (Types of batches are known without asking DuckDB; short answers of any type; the speed page says what every run pays)
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -199,7 +196,6 @@ def test_a_statement_settles_what_it_changes_not_what_it_reads(store: Store) -> 
     assert store.count("legs") == LEAST_ROWS - 1
 
 
-<<<<<<< HEAD
 def test_blocks_that_are_written_leave_memory_while_a_file_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +215,8 @@ def test_blocks_that_are_written_leave_memory_while_a_file_is_loaded(
             assert store.scalar("SELECT current_setting('memory_limit')") == limit
         ((count, total),) = store.rows("SELECT count(*), sum(record) FROM samples")
         assert (count, total) == (6 * 130_000, 6 * sum(range(130_000)))
-=======
+
+
 def test_plain_arrow_types_are_named_as_duckdb_names_them() -> None:
     plain = [*store_room._OF_ARROW, pa.list_(pa.string()), pa.large_list(pa.list_(pa.int32()))]
     empty = pa.table({f"c{n}": pa.array([], kind) for n, kind in enumerate(plain)})
@@ -254,4 +251,3 @@ def test_steps_of_planning_for_many_rows_return_when_much_has_come(
     again = Store(path, scratch=True)  # nobody knows how much it holds
     assert again.scalar(setting) == ""
     again.close()
->>>>>>> ccd28f6 (Types of batches are known without asking DuckDB; short answers of any type; the speed page says what every run pays)

@@ -15,10 +15,11 @@ RESOLUTION_NS = 20_000_000  # instants known no better than this are not laid ov
 EMISSIONS_AT_ONCE = 32_000_000  # 128 MB of gaps
 
 # Requests go by the number of their row, legs by their place among the legs: texts are compared once, by hashes. The
-# sums over a stream's gaps are taken where the gaps lie.
+# sums over a stream's gaps are taken where the gaps lie. Rows of a table stand in any order: what begins at the same
+# instant is put in the order of `mark`, lest two runs add up in different orders.
 _REQUESTS = """
 SELECT rowid AS request, request AS name, prefill_worker, decode_worker,
-  coalesce(attempts, 1) <= 1 AS tried_once, prompt_tokens, cached_tokens
+  coalesce(attempts, 1) <= 1 AS tried_once, prompt_tokens, cached_tokens, hash(request) AS mark
 FROM requests
 """
 
@@ -149,7 +150,7 @@ def _streams(told: pl.DataFrame, legs: pl.DataFrame) -> pl.DataFrame:
     """Streams with the request and worker they belong to."""
     told = told.with_columns(pl.col("told_by").cast(pl.Categorical))
     rows = _on_legs(
-        told, legs, "request", "worker", "observer", "sharp", "tried_once", "decode_worker",
+        told, legs, "request", "mark", "worker", "observer", "sharp", "tried_once", "decode_worker",
         "prompt_tokens",
     )  # fmt: skip
     observer = pl.coalesce("told_by", "observer")
@@ -157,7 +158,7 @@ def _streams(told: pl.DataFrame, legs: pl.DataFrame) -> pl.DataFrame:
     # A stream that several attempts made has no single worker, unless the engine itself saw it.
     worker = pl.when(by_engine).then(pl.coalesce("worker", "decode_worker"))
     rows = rows.filter("sharp").select(
-        "row", "request", "stream", "first_ns", "last_ns", "emissions", observer.alias("observer"),
+        "row", "request", "mark", "stream", "first_ns", "last_ns", "emissions", observer.alias("observer"),
         "prompt_tokens", worker.when("tried_once").then("decode_worker").alias("worker"),
     )  # fmt: skip
     return _numbered_workers(rows.drop_nulls("worker"))
@@ -170,7 +171,7 @@ def _prefills(rows: pl.DataFrame, legs: pl.DataFrame) -> pl.DataFrame:
     ones would flag every decode worker. What a router or front end saw of a prefill belongs to the request's prefill worker.
     """
     rows = _on_legs(
-        rows, legs, "request", "number", "worker", "of_engine",
+        rows, legs, "request", "mark", "number", "worker", "of_engine",
         "prefills", "prefill_worker", "prompt_tokens", "cached_tokens", "leg_prompt_tokens",
         "leg_cached_tokens",
     )  # fmt: skip
@@ -178,7 +179,7 @@ def _prefills(rows: pl.DataFrame, legs: pl.DataFrame) -> pl.DataFrame:
     prompt = pl.coalesce("leg_prompt_tokens", "prompt_tokens")
     cached = pl.coalesce("leg_cached_tokens", "cached_tokens").fill_null(0)
     rows = rows.filter(pl.col("prefills") & (pl.col("end_ns") > pl.col("start_ns"))).select(
-        "request", pl.col("number").alias("leg"), "again",
+        "request", "mark", pl.col("number").alias("leg"), "again",
         pl.when(here).then("worker").otherwise("prefill_worker").alias("worker"),
         "start_ns", "end_ns",
         (prompt - cached).clip(lower_bound=0).fill_null(0).cast(pl.Float64).alias("tokens"),
@@ -212,10 +213,10 @@ def _nearest(streams: pl.DataFrame) -> pl.DataFrame:
             _NEAREST, range(len(_NEAREST)), default=None, return_dtype=pl.Int64
         )
         streams = streams.sort(
-            nearness, "emissions", "first_ns", "row",
-            descending=[False, True, False, False], nulls_last=True,
+            nearness, "emissions", "first_ns", "last_ns", "row",
+            descending=[False, True, False, False, False], nulls_last=True,
         ).unique(["request", "stream"], keep="first")  # fmt: skip
-    return _in_order(streams, "worker", "first_ns", "request", "stream")
+    return _in_order(streams, "worker", "first_ns", "mark", "stream").drop("mark")
 
 
 def _told_once(prefills: pl.DataFrame) -> pl.DataFrame:
@@ -229,7 +230,7 @@ def _told_once(prefills: pl.DataFrame) -> pl.DataFrame:
             prefills = prefills.filter(said == said.min().over(key))
         length = pl.col("end_ns") - pl.col("start_ns")
         prefills = prefills.with_columns(pl.col("tokens") * length / length.sum().over(key))
-    return _in_order(prefills, "worker", "start_ns", "request")
+    return _in_order(prefills, "worker", "start_ns", "mark").drop("mark")
 
 
 def _repeated(rows: pl.DataFrame, *key: str) -> bool:

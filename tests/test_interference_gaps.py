@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from pdtrace import _aside, library, methods
-from pdtrace.methods import interference_gaps
+from pdtrace.methods import _gap_inputs, interference_gaps
 from pdtrace.methods._gap_prefills import Prefills, cut_to_cost
 from pdtrace.methods._gap_series import Gaps, silent
 from pdtrace.methods.interference_gaps import Judgement, interference
@@ -336,6 +336,29 @@ def test_tables_in_tables_out(
         row["lost_s"]
     )
     assert store.count("interference_events") == row["events"] > 0
+
+
+def test_the_order_of_rows_in_tables_changes_nothing(store: Any) -> None:
+    """Streams and prompts that begin at the same instants stand in the same order, wherever their requests do."""
+    filled(store)
+    store.execute("UPDATE streams SET first_ns = first_ns // 10**9 * 10**9")
+    store.execute("UPDATE intervals SET start_ns = start_ns // 10**9 * 10**9")
+
+    def told() -> list[tuple[Any, ...]]:
+        (given,) = _gap_inputs.workers(store)
+        names = dict(store.sql("SELECT rowid AS number, request FROM requests").iter_rows())
+        return [
+            (names[row["request"]], row.get("last_ns"), row.get("end_ns"))
+            for part in ("streams", "prefills")
+            for row in given[part].iter_rows(named=True)
+        ]
+
+    first = told()
+    for table in ("requests", "legs", "streams", "intervals"):
+        rows = store.sql(f"FROM {table}").reverse()
+        store.execute(f"DELETE FROM {table}")
+        store.append(table, rows)
+    assert told() == first
 
 
 @pytest.mark.parametrize("front", [False, True])

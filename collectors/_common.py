@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import re
@@ -104,6 +106,48 @@ def loads(data: bytes) -> Any:
         return json.loads(LONELY.sub(r"\\ufffd", data.decode("utf-8", "replace")))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def list_items(text: str) -> tuple[list[Any], str]:
+    """The values of a JSON list that `text` begins with, as far as they are whole; and what is left: damaged, if not empty."""
+    decoder, at = json.JSONDecoder(), 1
+    found: list[Any] = []
+    while match := _SPACES.match(text, at):
+        at = match.end()
+        if text[at : at + 1] == "]":
+            rest = text[at + 1 :].strip(" \t\r\n}],")
+            return found, rest
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            break
+        found.append(value)
+    return found, text[at:].strip() or "]"
+
+
+_SPACES = re.compile(r"[\s,]*")
+
+
+def header_cells(line: str) -> list[str] | None:
+    """The cells of a CSV's first line; None where it is no line of a CSV."""
+    try:
+        return next(csv.reader([line]), None)
+    except csv.Error:  # a progress bar's carriage returns, for one
+        return None
+
+
+def csv_rows(text: str) -> Iterator[list[str]]:
+    """The rows of a CSV with cells of any length; what the process had as its limit is as before in between."""
+    lines = csv.reader(io.StringIO(text, newline=""))
+    while True:
+        before = csv.field_size_limit(MAX_LINE_BYTES)
+        try:
+            row = next(lines, None)
+        finally:
+            csv.field_size_limit(before)
+        if row is None:
+            return
+        yield row
 
 
 def number(value: object) -> float | None:

@@ -8,8 +8,6 @@ Elasticsearch's HTTP APIs, `aws logs get-log-events`, `filter-log-events`, Cloud
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from collections.abc import Iterator
@@ -20,6 +18,8 @@ import orjson
 import polars as pl
 
 from pdtrace.model import Source
+
+from ._common import INT64, csv_rows, header_cells
 
 HEAD_BYTES = 64 << 10
 MOST_BYTES = 1 << 30  # such a file is read whole; what is larger is no download of a log store
@@ -214,7 +214,7 @@ def _csv_columns(data: bytes) -> tuple[int, int] | None:
     first, _, rest = data.partition(b"\n")
     if not rest or b"," not in first or len(first) > 4096:
         return None
-    header = next(csv.reader([first.decode("utf-8-sig", "replace").strip("\r")]), [])
+    header = header_cells(first.decode("utf-8-sig", "replace").strip("\r")) or []
     text = next((header.index(name) for name in _TEXTS if name in header), None)
     time = next((header.index(name) for name in _TIMES if name in header), None)
     return None if text is None or time is None else (text, time)
@@ -223,10 +223,7 @@ def _csv_columns(data: bytes) -> tuple[int, int] | None:
 def _rows(data: bytes) -> Iterator[Entry]:
     columns = _csv_columns(data[:HEAD_BYTES])
     assert columns is not None
-    csv.field_size_limit(1 << 26)
-    lines = csv.reader(
-        io.StringIO(data.decode("utf-8-sig", "replace").replace("\0", ""), newline="")
-    )
+    lines = csv_rows(data.decode("utf-8-sig", "replace").replace("\0", ""))
     header = next(lines, [])
     names = [header.index(name) for name in _NAMES if name in header][:2]
     for row in lines:
@@ -259,7 +256,8 @@ def instant_ns(stamp: Any) -> int | None:
         stamp = float(text) if "." in text else int(text)
     for limit, factor in ((1e11, 10**9), (1e14, 10**6), (1e17, 10**3), (1e20, 1)):
         if 0 < stamp < limit:
-            return stamp * factor if isinstance(stamp, int) else round(stamp * factor)
+            found = stamp * factor if isinstance(stamp, int) else round(stamp * factor)
+            return found if found in INT64 else None
     return None
 
 

@@ -12,18 +12,19 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-import orjson
 import polars as pl
 
 from pdtrace.model import Head, Source
 
-from ._common import line_batches
+from ._common import line_batches, list_items, loads
 from ._loglines import text_batches
 
 _ANSWER = re.compile(rb'\A\s*\{[\s\S]{0,2000}?"resultType"\s*:\s*"(?:matrix|vector)"')
 _EXPORT = re.compile(rb'\A\s*\{\s*"metric"\s*:\s*\{[\s\S]{0,20000}?\}\s*,\s*"values"\s*:\s*\[')
 _DUMP = re.compile(rb'\A\s*\{\s*__name__\s*=\s*"')
 _DUMPED = r'^\{\s*__name__\s*=\s*"([^"]+)"(?:\s*,\s*)?'
+_RESULT = re.compile(r'"result"\s*:\s*(?=\[)')
+DAMAGED = "damaged JSON of a metrics store"
 UNNAMED = "a computed expression: no metric's name, so it is not said what it is"
 _NAME = re.compile(r"[A-Za-z_:][\w:.]*")
 
@@ -42,7 +43,10 @@ def texts(source: Source, form: str) -> Iterator[pl.DataFrame]:
             yield batch.select(text)
         return
     for value in _documents(source, form):
-        lines = [line for series in _series(value) for line in _lines(series)]
+        if isinstance(value, bytes):  # damaged: the place of a sample, as what no reader takes
+            lines = [f"{DAMAGED}: {value[:200].decode('utf-8', 'replace')!r}"]
+        else:
+            lines = [line for series in _series(value) for line in _lines(series)]
         if lines:
             yield pl.DataFrame({"text": lines}, schema={"text": pl.String})
 
@@ -51,16 +55,29 @@ def _documents(source: Source, form: str) -> Iterator[Any]:
     if form == "answer":
         with source.open() as stream:
             data = stream.read()
-        with suppress(orjson.JSONDecodeError):  # one answer a line, or cut off
-            whole = orjson.loads(data)
-            yield whole
+        with suppress(ValueError):  # one answer a line, or cut off
+            yield loads(data)
             return
     for batch in line_batches(source):
         for line in batch.lines:
-            try:
-                yield orjson.loads(line)
-            except orjson.JSONDecodeError:
-                continue
+            if line.strip():
+                yield from _of_line(line)
+
+
+def _of_line(line: bytes) -> Iterator[Any]:
+    """What a line holds; of one that breaks off the series that are whole, then the damage itself."""
+    try:
+        whole = loads(line)
+    except ValueError:
+        text = line.decode("utf-8", "replace")
+    else:
+        yield whole
+        return
+    found = _RESULT.search(text)
+    items, damaged = list_items(text[found.end() :]) if found else ([], text)
+    yield {"data": {"result": items}}
+    if damaged:
+        yield damaged.encode()
 
 
 def _series(value: Any) -> list[dict[str, Any]]:

@@ -10,12 +10,11 @@ not say when they were or how long, is named and not read: its rows are no reque
 from __future__ import annotations
 
 import ast
-import csv
 import io
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from itertools import zip_longest
 from typing import IO, Any, NamedTuple
 
 import orjson
@@ -25,7 +24,7 @@ from pdtrace.model import Head, Match, Sink, Source
 
 from . import _otlp_views as views
 from . import otlp
-from ._common import line_batches
+from ._common import csv_rows, header_cells, integer, line_batches, list_items, loads, number
 from ._log_exports import instant_ns
 
 TITLE = "Tables of spans (ClickHouse exporter, Honeycomb, Phoenix)"
@@ -48,6 +47,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
 }
 _DURATIONS = {"durationns": 1, "durationnano": 1, "durationus": 1000, "durationms": 10**6}
 _SPAN_KINDS = {"server", "client", "internal", "producer", "consumer", "unspecified"}
+_LISTED = re.compile(r'\{\s*"(?:data|traces|spans|rows)"\s*:\s*(?=\[\s*\{)')
 _LEFT_OUT = re.compile(r"^(?:Events?|Links?)\b|^(?:TraceState|ScopeVersion|meta\.)", re.IGNORECASE)
 # what a request's own table has and a span's has not: a trace id beside them is the request's
 _REQUEST = re.compile(
@@ -108,8 +108,11 @@ class _AsOtlp:
 
     def open(self) -> IO[bytes]:
         """The spans as a stream."""
-        rows = (_document(row, self._columns) for row in _rows(self._source))
-        return io.BytesIO(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+        rows = (
+            row if isinstance(row, bytes) else orjson.dumps(_document(row, self._columns))
+            for row in _rows(self._source)
+        )
+        return io.BytesIO(b"".join(row + b"\n" for row in rows))
 
 
 # ---- which columns
@@ -148,11 +151,12 @@ def _names(head: Head) -> list[str] | None:
         first = text.split("\n", 1)[0].strip("\r")
         if "," not in first or len(first) > 8000:
             return None
-        return next(csv.reader([first]), None)
+        return header_cells(first)
     if not re.search(r'"(?:[\w.]*trace[_.]?id|operation_Id)"\s*:', text[:16_000], re.IGNORECASE):
         return None
-    listed = re.match(r'\{\s*"(?:data|traces|spans|rows)"\s*:\s*\[\s*\{', text)
-    begin = listed.end() - 1 if listed else text.find("{")
+    listed = _LISTED.match(text)
+    begin = listed.end() if listed else 0
+    begin = text.find("{", begin)
     try:
         record, _ = json.JSONDecoder().raw_decode(text, begin)
     except (ValueError, RecursionError):
@@ -172,33 +176,46 @@ def _parquet_names(head: Head) -> list[str] | None:
 # ---- rows
 
 
-def _rows(source: Source) -> Iterator[Mapping[str, Any]]:
+def _rows(source: Source) -> Iterator[Mapping[str, Any] | bytes]:
+    """The rows; as bytes, in one line, what is none: it is counted where OTLP is read."""
     with source.open() as stream:
         start = stream.read(64 << 10)
-    first = start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
-    if first == b"{":
+    text = start.decode("utf-8-sig", "replace").lstrip()
+    first = text[:1].encode()
+    if first == b"{" and not _LISTED.match(text):
         yield from _json_lines(source)
         return
     with source.open() as stream:
-        if first == b"[":
-            found = orjson.loads(stream.read().removeprefix(b"\xef\xbb\xbf"))
-            yield from (row for row in found if isinstance(row, dict))
+        if first in (b"[", b"{"):
+            yield from _listed(stream.read().decode("utf-8-sig", "replace").lstrip())
         elif start[:4] == b"PAR1":
             yield from pl.read_parquet(io.BytesIO(stream.read())).iter_rows(named=True)
         else:
-            csv.field_size_limit(1 << 26)
-            yield from csv.DictReader(
-                io.StringIO(stream.read().decode("utf-8-sig", "replace"), newline="")
-            )
+            lines = csv_rows(stream.read().decode("utf-8-sig", "replace"))
+            header = next(lines, [])
+            for cells in lines:
+                if cells:
+                    yield dict(zip_longest(header, cells[: len(header)]))
 
 
-def _json_lines(source: Source) -> Iterator[Mapping[str, Any]]:
+def _json_lines(source: Source) -> Iterator[Mapping[str, Any] | bytes]:
     for batch in line_batches(source):
         for line in batch.lines:
-            with suppress(orjson.JSONDecodeError):
-                row = orjson.loads(line)
-                if isinstance(row, dict):
-                    yield row
+            try:
+                row = loads(line) if line.strip() else b""
+            except ValueError:
+                yield line
+                continue
+            yield row if isinstance(row, dict) else line
+
+
+def _listed(text: str) -> Iterator[Mapping[str, Any] | bytes]:
+    """The rows of one list, or of an object that holds it."""
+    match = _LISTED.match(text)
+    items, damaged = list_items(text[match.end() :] if match else text)
+    yield from (row if isinstance(row, dict) else json.dumps(row).encode() for row in items)
+    if damaged:
+        yield " ".join(damaged.split()).encode()
 
 
 def _document(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
@@ -218,9 +235,9 @@ def _document(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
     tags |= {"span.kind": kind, "otel.status_code": value.get("status")}
     tags |= {"otel.status_description": value.get("message"), "otel.scope.name": value.get("scope")}
     start, end = instant_ns(value.get("start")), instant_ns(value.get("end"))
-    duration = _float(row.get(columns.duration)) if columns.duration else None
+    duration = number(row.get(columns.duration)) if columns.duration else None
     if end is None and start is not None and duration is not None:
-        end = start + round(duration * columns.unit_ns)
+        end = integer(start + round(duration * columns.unit_ns))
     resource = {"service.name": value.get("service")} | _mapping(value.get("resource"))
     times = {"startTimeUnixNano": start, "endTimeUnixNano": end}
     return views.document(
@@ -231,13 +248,6 @@ def _document(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
 def _said(value: Any) -> bool:
     """No cell that a table leaves empty: None, '' or a data frame's NaN."""
     return value is not None and not (isinstance(value, str) and not value) and value == value
-
-
-def _float(value: Any) -> float | None:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None
 
 
 def _mapping(value: Any) -> dict[str, Any]:

@@ -123,6 +123,20 @@ def test_a_download_that_breaks_off_gives_the_lines_that_it_has(
     assert found["samples"].filter(pl.col("metric") == "vllm:num_requests_running").height == 3
 
 
+def test_a_stamp_that_no_column_holds_costs_no_other_line(collect: Collect, tmp_path: Path) -> None:
+    path = tmp_path / "dump.json"
+    path.write_text(FORMS["loki"].replace(NS[-1][0], "9" * 19))
+    found = collect(vllm_log, path)
+    assert found["samples"].filter(pl.col("metric") == "vllm:num_requests_running").height == 3
+
+
+def test_carriage_returns_in_the_first_line_are_no_table(tmp_path: Path) -> None:
+    path = tmp_path / "vllm.log"
+    path.write_bytes(b"Loading, 0%\rLoading, 99%\rdone\n" + "\n".join(LINES).encode())
+    claims = registry.sniff(Head("vllm.log", "vllm.log", path.read_bytes(), complete=True))
+    assert [name for name, _ in claims] == ["vllm_log"]
+
+
 @pytest.mark.parametrize("prefix", ["logs/vllm-{}.log:", "logs/vllm-{}.log:17:", "{}: ", "gpu{}: "])
 def test_servers_in_one_file_are_told_apart_by_what_grep_and_srun_put_in_front(
     collect: Collect, tmp_path: Path, prefix: str

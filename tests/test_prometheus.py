@@ -330,3 +330,15 @@ def test_a_loop_of_date_and_curl_is_scrapes_with_times(dump, date: str) -> None:
     found = dump(text, "x.txt")
     running = found["samples"].filter(pl.col("metric") == "vllm:num_requests_running")
     assert [(t - AT * NS) // NS for t in running["time_ns"]] == [0, 15, 30, 45]
+
+
+def test_an_answer_that_breaks_off_gives_what_is_whole_and_counts_the_rest(dump) -> None:
+    series = [
+        {"metric": {"__name__": f"vllm:num_requests_{name}", "instance": "a:1"}, "values": [[1764410400 + n, "2"] for n in range(4)]}
+        for name in ("running", "waiting")
+    ]  # fmt: skip
+    whole = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": series}})
+    found = dump(whole[:-30])
+    assert found["samples"].height == 4
+    assert found.account.read == 5
+    assert balanced(found)

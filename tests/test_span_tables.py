@@ -164,3 +164,44 @@ def test_model_calls_in_the_words_of_other_conventions_are_requests(
     (tmp_path / "spans").write_text(json.dumps(row) + "\n")
     request = pdtrace.open(tmp_path / "spans").requests().row(0, named=True)
     assert (request["e2e_ms"], request["output_tokens"]) == (1000, 11)
+
+
+def many(count: int) -> list[dict[str, Any]]:
+    return [
+        {**clickhouse(), "SpanId": f"{n:016x}", "TraceId": f"{n:032x}"} for n in range(1, count + 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "kept", "skipped"),
+    [
+        (json.dumps({"data": many(3)}), 3, 0),
+        (json.dumps({"rows": many(3)}, indent=1), 3, 0),
+        (json.dumps([*many(3), 5, "x"]), 3, 2),
+        (json.dumps(many(3))[:-60], 2, 1),
+        ("\n".join([*map(json.dumps, many(3)), '{"TraceId": broken', "[1]"]), 3, 2),
+        ("\n".join(json.dumps({**row, "Timestamp": 9.9e19}) for row in many(3)), 3, 0),
+        ("\n".join(json.dumps({**row, "Duration": 1e300}) for row in many(3)), 3, 0),
+    ],
+    ids=["wrapped", "indented", "not rows", "cut off", "damaged lines", "stamp", "duration"],
+)
+def test_what_is_damaged_is_counted_and_costs_no_other_row(
+    tmp_path: Path, text: str, kept: int, skipped: int
+) -> None:
+    path = tmp_path / "spans.json"
+    path.write_text(text)
+    with pdtrace.open(str(path)) as trace:
+        rows = trace.sql(
+            "SELECT rows_kept, rows_skipped, starts_with(why, 'table of spans') FROM sources"
+        ).rows()
+    assert rows == [(kept, skipped, True)]
+
+
+def test_the_limit_of_csv_is_left_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "spans.csv"
+    row = clickhouse() | {"SpanAttributes": json.dumps({k: str(v) for k, v in TAGS.items()})}
+    path.write_text(table([row]))
+    before = csv.field_size_limit()
+    with pdtrace.open(str(path)) as trace:
+        assert trace.sql("SELECT count(*) AS n FROM requests")["n"][0] == 1
+    assert csv.field_size_limit() == before

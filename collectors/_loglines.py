@@ -382,6 +382,7 @@ def _off_json(
     body = inner.str.strip_chars_end("\r\n")
     return frame.with_columns(
         text=pl.when(found).then(_plain(body.fill_null(""))).otherwise(text),
+        whole=pl.col("whole") | found,  # the object is closed: its text is not half written
         stream=pl.when(found).then(label).otherwise(frame["stream"]),
         prefix_time_ns=pl.when(found)
         .then(pl.coalesce(stamped.to_series(), frame["prefix_time_ns"]))

@@ -130,6 +130,18 @@ def test_a_stamp_that_no_column_holds_costs_no_other_line(collect: Collect, tmp_
     assert found["samples"].filter(pl.col("metric") == "vllm:num_requests_running").height == 3
 
 
+@pytest.mark.parametrize("form", ["fluent bit", "elasticdump"])
+def test_the_last_object_is_whole_without_a_newline_behind_it(
+    collect: Collect, tmp_path: Path, form: str
+) -> None:
+    path = tmp_path / "dump.json"
+    last = FORMS[form].splitlines()[:4]
+    path.write_text("\n".join(last))
+    found = collect(vllm_log, path)
+    running = found["samples"].filter(pl.col("metric") == "vllm:num_requests_running")
+    assert running["value"].to_list() == [1, 2, 3]
+
+
 def test_carriage_returns_in_the_first_line_are_no_table(tmp_path: Path) -> None:
     path = tmp_path / "vllm.log"
     path.write_bytes(b"Loading, 0%\rLoading, 99%\rdone\n" + "\n".join(LINES).encode())

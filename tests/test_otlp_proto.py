@@ -209,6 +209,17 @@ def test_damaged_bytes_give_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> No
         same(struct.pack(">I", len(data)) + bytes(data[:end]), monkeypatch)
 
 
+def test_a_length_beyond_all_bytes_costs_its_own_message_only() -> None:
+    length = (
+        b"\xf9" + b"\xff" * 8 + b"\x01"
+    )  # 2^64 - 7: ptars takes the end for one before the start, and panics
+    damaged = b"\x0a\x14\x12" + length + b"abcdefghi"
+    good = [framed(request(span(spanId=f"0{n}" * 8))) for n in (1, 2)]
+    found = kept(good[0] + struct.pack(">I", len(damaged)) + damaged + good[1])
+    assert len(found.rows["spans"]) == 2
+    assert [name for name, _ in found.told].count("skip") == 1
+
+
 def test_steps_are_given_up_where_they_read_little() -> None:
     steps = Steps()
     steps.count(60_000, 10_000)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pdtrace.store import Store
 
 _ROTATED = re.compile(
-    r"^(?P<base>.+?)(?:\.(?P<number>\d{1,3})|[-._]20\d{2}-?\d{2}-?\d{2}(?:[-T_]?\d[\d:.-]*)?)?(?:\.(?:gz|zst|bz2|xz))?$"
+    r"^(?P<base>.+?)(?:\.(?P<number>\d{1,3})|(?P<date>[-._]20\d{2}-?\d{2}-?\d{2}(?:[-T_]?\d[\d:.-]*)?))?(?:\.(?:gz|zst|bz2|xz))?$"
 )
 _RUN = re.compile(r":\d+$")
 
@@ -28,7 +28,8 @@ def join_pieces(store: Store) -> None:
         path, _, label = worker.removeprefix("file:").partition("#")
         found = _ROTATED.match(path)
         if found is not None:
-            number = int(found["number"]) if found["number"] else None
+            # what has neither number nor date is being written still: none is newer
+            number = int(found["number"] or 0) if found["date"] is None else None
             pieces[f"{found['base']}#{_RUN.sub('', label)}"].append((first, last, number, worker))
     rows = [
         {"worker": piece[3], "kind": "process", "value": f"rotated log {name}"}

@@ -241,12 +241,14 @@ def test_two_logs_that_go_on_at_once_are_two_servers(tmp_path: Path, form: str |
     assert sorted(running["mean"]) == [1, 9]
 
 
-@pytest.mark.parametrize(("seconds", "servers"), [((30, 20, 10), 1), ((10, 20, 30), 3)])
+@pytest.mark.parametrize(
+    ("seconds", "servers"), [((30, 20, 10), 1), ((10, 20, 30), 3), ((10, 20), 2), ((20, 10), 1)]
+)
 def test_pieces_of_a_rotated_log_are_one_server(
     tmp_path: Path, seconds: tuple[int, ...], servers: int
 ) -> None:
     """The higher its number, the older the piece; logs of ranks that are numbered the same way are no pieces."""
-    for name, second in zip(("vllm.log", "vllm.log.1", "vllm.log.2.gz"), seconds, strict=True):
+    for name, second in zip(("vllm.log", "vllm.log.1", "vllm.log.2.gz"), seconds, strict=False):
         text = "".join(stats(s, 1) + "\n" for s in (second, second + 5))
         data = text.encode()
         (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)

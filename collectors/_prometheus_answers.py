@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import zip_longest
 from typing import Any
 
 import polars as pl
@@ -98,7 +99,7 @@ def _lines(series: dict[str, Any]) -> Iterator[str]:
     head = f"{name}{{{inside}}}" if _NAME.fullmatch(name) else f"{UNNAMED}:"
     values, stamps = series.get("values") or [], series.get("timestamps")
     if isinstance(stamps, list):  # VictoriaMetrics: values and ms apart
-        pairs = [(at, value) for at, value in zip(stamps, values, strict=False)]
+        pairs = list(zip_longest(stamps, values))
     else:
         single = series.get("value")
         pairs = [tuple(p[:2]) for p in ([single] if single else values) if isinstance(p, list)]

@@ -30,6 +30,7 @@ _HTTP_DATE = r"^(?:< )?[Dd]ate: \w{3}, (\d\d \w{3} \d{4} \d\d:\d\d:\d\d) GMT"
 _SHELL_DATE = r"^\W*\w{3} (\w{3}) +(\d{1,2}) (\d\d:\d\d:\d\d)(?: ([AP]M))? (?:UTC|GMT) (20\d\d)\W*$"
 MARKER = rf"{_ISO}|{_EPOCH}|{_SHELL_DATE}"  # lines that say when a scrape was made
 SECOND_NS = 1_000_000_000
+_MOST_SECONDS = 9_200_000_000  # nanoseconds of more do not fit into 64 bits: such a stamp is none
 
 
 def parse(lines: pl.DataFrame) -> pl.DataFrame:
@@ -44,7 +45,7 @@ def parse(lines: pl.DataFrame) -> pl.DataFrame:
     millis = pl.col("stamp").cast(pl.Int64, strict=False)
     own = (
         pl.when(millis.abs() >= 100_000_000_000)
-        .then(millis * 1_000_000)
+        .then(pl.when(millis.abs() < _MOST_SECONDS * 1000).then(millis * 1_000_000))
         .otherwise(_seconds_ns("stamp"))
     )
     is_comment = text.str.starts_with("#") | (text == "")
@@ -129,7 +130,8 @@ def stamps(lines: pl.DataFrame, before: int | None) -> pl.DataFrame:
 
 def _seconds_ns(column: str) -> pl.Expr:
     """Decimal seconds as nanoseconds without going through a float."""
-    whole = pl.col(column).str.extract(r"^(\d+)").cast(pl.Int64)
+    whole = pl.col(column).str.extract(r"^(\d+)").cast(pl.Int64, strict=False)
+    whole = pl.when(whole < _MOST_SECONDS).then(whole)
     fraction = (
         pl.col(column).str.extract(r"\.(\d{1,9})").str.pad_end(9, "0").cast(pl.Int64).fill_null(0)
     )

@@ -342,3 +342,17 @@ def test_an_answer_that_breaks_off_gives_what_is_whole_and_counts_the_rest(dump)
     assert found["samples"].height == 4
     assert found.account.read == 5
     assert balanced(found)
+
+
+@pytest.mark.parametrize("stamp", ["1" + "0" * 30, "1764410400000000", "1764410400000000000"])
+def test_a_stamp_beyond_all_times_is_none_and_costs_no_other_sample(dump, stamp: str) -> None:
+    found = dump(f"# TYPE a gauge\na 1 1764410400000\na 2 {stamp}\n")
+    assert found["samples"].sort("value")["time_ns"].to_list() == [1764410400 * 10**9, None]
+
+
+def test_values_without_stamps_of_their_own_are_counted(dump) -> None:
+    series = {"metric": {"__name__": "vllm:num_requests_running", "instance": "a:1"}, "values": [1, 2, 3], "timestamps": [1764410400000]}  # fmt: skip
+    found = dump(json.dumps(series))
+    assert found["samples"].height == 1
+    assert found.account.read == 3
+    assert balanced(found)

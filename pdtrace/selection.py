@@ -25,7 +25,7 @@ from pdtrace import goodput, library, slo
 from pdtrace._aside import Aside
 from pdtrace._selection_filter import Band, Filter, State, left_of, of_deployment
 from pdtrace.errors import PdtraceError
-from pdtrace.store import Asked, Store
+from pdtrace.store import FEW_BYTES, Asked, Store
 
 __all__ = ["Band", "Filter", "Selection", "Selections", "State", "Stop", "Superseded"]
 
@@ -170,6 +170,8 @@ class Selection(Store):
         # Not Store's own: the tables are made by begin(), and what waits to be created is shared.
         self.path = None
         self.read_only = self._lasting = self._loading = False
+        self._taken_bytes = FEW_BYTES  # planned as the store that it chooses from
+        self._appended = 0
         self._checked = set()
         self._answers = {}
         self._waiting = set()

@@ -45,7 +45,7 @@ def test_a_wrong_name_is_one_sentence() -> None:
         simulate("nope")
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", sorted({*ALL} - {"troubled", "pd_left"}))
 def test_every_request_ends_with_all_its_tokens(name: str) -> None:
     run = played(name)
     assert (run.requests["outcome"] == "completed").all()

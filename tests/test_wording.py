@@ -32,6 +32,7 @@ def stream(**values: Any) -> dict[str, Any]:
         "value": 79.8, "tpot_p50_ms": 20.6, "tpot_p99_ms": 82.0, "gaps": None, "workers": [], "stall_ratio": None,
         "output_rho": 0.1, "output_rho_low": -0.35, "output_rho_high": 0.51, "output_pairs": 20, "output_driven": None,
         "slow_long_output": 1, "other_long_output": 4, "culprits": [{"request": "r3", "value": 82.8}],
+        "slow_worker": None,
     }  # fmt: skip
     return row | values
 

@@ -14,12 +14,9 @@ from threading import Lock
 import numpy as np
 
 from ._otlp_proto_steps import Step, Values, Wire, step_of
+from ._otlp_wire import varint
 
-LEAST_SPANS = (
-    1000  # of a block, and so many of a kind as LEAST_ALIKE: for fewer the general way is as quick
-)
-LEAST_ALIKE = 100
-LEAST_OF_SCOPE = 4
+LEAST_ALIKE = 100  # spans at one place: for fewer the general way is as quick
 MOST_STEPS = 4096  # of one file
 MOST_BRANCHES = 64  # at one place
 _SPAN = 0x12  # the tag of field 2: a scope in a resource, a span in a scope
@@ -115,7 +112,7 @@ def _parts(data: bytes, at: int, end: int, tags: tuple[int, ...]) -> Iterator[tu
         tag = data[at]
         if tag not in tags:
             raise ValueError
-        size, at = _length(data, at + 1)
+        size, at = varint(data, at + 1)
         if at + size > end:
             raise ValueError
         yield tag, at, at + size
@@ -137,26 +134,13 @@ def _spans(data: bytes, at: int, end: int, scope: _Outer, heads: list[int]) -> N
         elif second < 0x80:
             stop = at + 3 + (size & 0x7F) + (second << 7)
         else:
-            size, start = _length(data, at + 1)
+            size, start = varint(data, at + 1)
             stop = start + size
         if tag != _SPAN and stop <= end:
             scope.others.append(data[at:stop])
         at = stop
     if at != end:
         raise ValueError
-
-
-def _length(data: bytes, at: int) -> tuple[int, int]:
-    size = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        size |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return size, at
-        shift += 7
-        if shift > 28:
-            raise ValueError
 
 
 # ---- spans, many at a time -----------------------------------------------------------------------

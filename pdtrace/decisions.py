@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import polars as pl
 
+from pdtrace.spans import NO_DUPLICATES
 from pdtrace.store import Store
 
 TOLD_TWICE = "router's choice, told by its span"
 _NEAR_NS = 1_000_000_000  # a choice is logged within this of its span's end
-
-_NONE = pl.DataFrame(
-    schema={
-        "source": pl.Int32,
-        "reason": pl.String,
-        "records": pl.Int64,
-        "conflicts": pl.Int64,
-        "positions": pl.List(pl.Int64),
-    }
-)
 
 # A log line has no leg. It goes with the nearest choice of the same worker for the same request.
 _PAIRS = f"""
@@ -42,7 +33,7 @@ def unite(store: Store) -> pl.DataFrame:
     Returns source, reason, records, conflicts, positions of the records that gave no row of their own.
     """
     if not store.count("decisions"):
-        return _NONE
+        return NO_DUPLICATES
     store.execute(_PAIRS)
     store.execute(
         """UPDATE decisions SET cost = coalesce(decisions.cost, p.cost),

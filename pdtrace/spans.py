@@ -200,7 +200,7 @@ def _items(entry: Any) -> Sequence[tuple[Any, Any]]:
 
 # ---- duplicates ----------------------------------------------------------------------------------
 
-_NO_DUPLICATES = pl.DataFrame(
+NO_DUPLICATES = pl.DataFrame(
     schema={
         "source": pl.Int32,
         "reason": pl.String,
@@ -302,7 +302,7 @@ def deduplicate(connection: duckdb.DuckDBPyConnection) -> pl.DataFrame:
         f"SELECT 1 FROM spans WHERE extra = '{MADE_SPAN_ID}' LIMIT 1"
     ).fetchall()
     if not made_up and not twins:
-        return _NO_DUPLICATES
+        return NO_DUPLICATES
     try:
         connection.execute(_CANDIDATES)
         connection.execute(_LOSERS)
@@ -320,7 +320,7 @@ def deduplicate(connection: duckdb.DuckDBPyConnection) -> pl.DataFrame:
         ).pl()
         if removed.height:
             connection.execute("DELETE FROM spans WHERE rowid IN (SELECT id FROM span_losers)")
-        typed: pl.DataFrame = removed.cast(dict(_NO_DUPLICATES.schema))
+        typed: pl.DataFrame = removed.cast(dict(NO_DUPLICATES.schema))
         return typed
     finally:
         # span_twins stays: episodes.find() looks at what is left of them.

@@ -139,7 +139,8 @@ def _assumptions(row: Row) -> tuple[str, ...]:
     told = []
     if "A" in levels:
         told.append(
-            "a step without prompt tokens would have taken what a fit of decode-only steps gives"
+            "a step without prompt tokens would have taken what a fit of decode-only steps gives; where steps do"
+            " not say the context of their batch, with what the steps around it take beyond the fit"
         )
     if "B" in levels:
         told.append("a gap without a prefill would have lasted what a fit of such gaps gives")

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from pdtrace.methods._step_context import beyond_fit
 from pdtrace.methods.statistics import (
     Z95,
     Bools,
@@ -64,8 +64,6 @@ AT_ONCE, AT_ONCE_NS, MOST_AT_ONCE = 0.2, 2_000_000, 0.2
 SURE_COSTS = (
     100  # prefill steps from which on their cost is known well enough to call the rest a pause
 )
-NEAR = 21  # decode-only steps on either side of a step that tell what its batch takes
-ARRIVAL = 5  # steps beside a prompt that its arrival slows too (vllm/agg of the captures: 2 ms falling to 0.3)
 FIT_ROWS = 50_000  # rows that a fit looks at
 # Error of the interval as parts of the exposed baseline and of the loss, calibrated on simulations.
 BASE_ERROR, MODEL_ERROR = 0.015, 0.02
@@ -149,7 +147,7 @@ def _rank(frame: pl.DataFrame, consumer: bool) -> tuple[dict[str, Any], pl.DataF
     columns, fit = _baseline(steps)
     baseline, open_ns = fit.at(columns), np.zeros(len(steps.elapsed))
     if columns.shape[1] == 2:  # the context is unknown
-        told, open_ns = _of_context(steps, baseline)
+        told, open_ns = beyond_fit(steps.elapsed, steps.decodes, steps.decode_only, baseline)
         baseline = baseline + told
     excess = np.where(steps.prefill_only, steps.elapsed, steps.elapsed - baseline)
     capped, cut = _cap(steps, excess)
@@ -302,59 +300,6 @@ def _baseline(steps: Steps) -> tuple[Floats, Fit]:
     weights = 1 / np.sqrt(np.maximum(steps.decodes[chosen], 1.0))
     floor = 0.01 * float(np.median(steps.elapsed[chosen] * weights))
     return table, trimmed_least_squares(table[chosen], steps.elapsed[chosen], weights, floor=floor)
-
-
-def _of_context(steps: Steps, baseline: Floats) -> tuple[Floats, Floats]:
-    """What a batch takes beyond the fit, ns: its context, which nobody states; and the most that it may be.
-
-    A batch changes little from a step to the next, so the decode-only steps around tell it: those
-    before, and those behind as far as the prompts between them have joined the batch already; as far
-    as such steps tell one another here.
-    """
-    rows = _calm(steps)
-    beyond, count = (steps.elapsed - baseline)[rows], len(rows)
-    around = sliding_window_view(np.pad(beyond, NEAR - 1, mode="edge"), NEAR)
-    median = np.median(
-        around, axis=1
-    )  # of those that end with each; NEAR - 1 later, of those behind
-    median *= _kept(median)
-    behind = np.searchsorted(rows, np.arange(len(steps.elapsed)), side="right")
-    before = np.maximum(behind - 1, 0)
-    then, later = median[before], median[np.minimum(behind, count - 1) + NEAR - 1]
-    batch = steps.decodes[rows]
-    first, last = batch[before], batch[np.minimum(behind, count - 1)]
-    joined = (steps.decodes - first) / np.where(last > first, last - first, np.inf)
-    told: Floats = then + np.clip(joined, 0.0, 1.0) * (later - then)
-    return told, np.maximum(later - told, 0.0)
-
-
-def _kept(median: Floats) -> float:
-    """How much of what some steps take beyond the fit those behind take too: 1 where it is the batch, 0 for noise."""
-    before, later = median[: -2 * NEAR + 1], median[NEAR : 1 - NEAR]
-    if len(before) < NEAR:
-        return 1.0
-    low, high = np.quantile(median, (0.02, 0.98))  # pauses would say anything
-    before, later = np.clip(before, low, high), np.clip(later, low, high)
-    spread = float(before.var())
-    return (
-        min(1.0, max(0.0, float(np.cov(before, later, bias=True)[0, 1]) / spread))
-        if spread
-        else 1.0
-    )
-
-
-def _calm(steps: Steps) -> NDArray[np.int64]:
-    """Decode-only steps away from prompts: to take a request in, and to send its first token, slows the host
-    for some steps, which is no property of the batch. All of them where prompts leave no half of them calm.
-    """
-    rows, busy = np.flatnonzero(steps.decode_only), np.flatnonzero(~steps.decode_only)
-    if not len(busy):
-        return rows
-    at = np.searchsorted(busy, rows)
-    since = rows - busy[np.maximum(at - 1, 0)]
-    until = busy[np.minimum(at, len(busy) - 1)] - rows
-    calm = ((since > ARRIVAL) | (since < 0)) & ((until > ARRIVAL) | (until < 0))
-    return rows[calm] if 2 * calm.sum() >= len(rows) else rows
 
 
 def _sample(mask: Bools) -> NDArray[np.int64]:

@@ -10,9 +10,10 @@ from pathlib import PurePosixPath
 import numpy as np
 import polars as pl
 
+from pdtrace import _identity_segments as segments
 from pdtrace._graph import Ints, components
 from pdtrace._identity_edges import untimed_servers
-from pdtrace._identity_legs import CLIENT, NEAR_NS, weak
+from pdtrace._identity_legs import CLIENT, weak
 from pdtrace._worker_names import folder, plain, rename
 from pdtrace.store import Store
 
@@ -33,8 +34,8 @@ def communities(legs: pl.DataFrame, label: Ints, links: list[tuple[str, str]]) -
     """Connect requests through the workers that saw them, and workers through `links`.
 
     Clients connect nothing: one load generator may drive two deployments. Names that several
-    processes may bear (a bare service.name) count as one process only inside one source, without
-    long pauses.
+    processes may bear (a bare service.name) count as one process only inside one source (or the pieces
+    of one recording), and behind a long pause only where no other processes serve.
     """
     group = np.where(label >= 0, label, np.arange(legs.height))
     frame = legs.select(
@@ -47,11 +48,11 @@ def communities(legs: pl.DataFrame, label: Ints, links: list[tuple[str, str]]) -
     node = pl.col("worker").replace_strict(number, return_dtype=pl.Int64) if number else pl.lit(0)
     edges = [strong.select("group", node=node)]
     base = legs.height + len(names)
-    segments = _segments(serving.filter(pl.col("weak") & pl.col("worker").is_not_null()))
-    edges.append(segments.select("group", node=pl.col("segment") + base))
+    cut = segments.segments(serving.filter(pl.col("weak") & pl.col("worker").is_not_null()))
+    edges.append(cut.select("group", node=pl.col("segment") + base))
     told = _told(legs, group)
     edges.append(told)
-    total = base + segments["segment"].n_unique()
+    total = base + cut["segment"].n_unique()
     a = np.concatenate(
         [e["group"].to_numpy() for e in edges] + [np.array([number[x] for x, _ in links], np.int64)]
     )
@@ -59,6 +60,10 @@ def communities(legs: pl.DataFrame, label: Ints, links: list[tuple[str, str]]) -
         [e["node"].to_numpy() for e in edges] + [np.array([number[y] for _, y in links], np.int64)]
     )
     joined = components(total, a, b)
+    on = segments.resumed(cut, joined[base:], np.unique(joined[legs.height : base]))
+    if on.height:
+        more_a, more_b = on["before"].to_numpy() + base, on["after"].to_numpy() + base
+        joined = components(total, np.concatenate([a, more_a]), np.concatenate([b, more_b]))
     mine = joined[group]
     return Community(
         _files(frame, mine, joined), {name: int(joined[n]) for name, n in number.items()}
@@ -76,18 +81,6 @@ def _told(legs: pl.DataFrame, group: Ints) -> pl.DataFrame:
     other = rows.filter((pl.col("obs") > CLIENT) & ~pl.col("told"))["group"].unique()
     alone = rows.filter(pl.col("told") & ~pl.col("group").is_in(other.implode()))
     return alone.select("group", node=pl.col("group").min().over("source"))
-
-
-def _segments(rows: pl.DataFrame) -> pl.DataFrame:
-    """Legs of a weak name in one source (rotated files are one), cut at pauses: (group, segment)."""
-    if rows.height == 0:
-        return pl.DataFrame(schema={"group": pl.Int64, "segment": pl.Int64})
-    ordered = rows.sort("worker", "part", "lo", "leg").with_columns(
-        pl.col("hi").cum_max().shift().over("worker", "part").alias("until"),
-        pl.int_range(pl.len()).over("worker", "part").alias("place"),
-    )
-    new = (pl.col("place") == 0) | (pl.col("lo") > pl.col("until") + NEAR_NS).fill_null(value=False)
-    return ordered.select("group", segment=new.cum_sum().cast(pl.Int64) - 1)
 
 
 def _files(frame: pl.DataFrame, mine: Ints, joined: Ints) -> Ints:

@@ -25,7 +25,7 @@ _SAMPLE = 1000  # rows that show which columns may say the same of all
 def load(store: Store, paths: Mapping[int, str | None]) -> pl.DataFrame:
     """All legs with their number `n` and the columns that identity needs; `paths` of the sources.
 
-    `part` is the source, or the first one of the rotated file that the source continues.
+    `part` is the source, or the first one of the recording that it is a piece of.
     """
     legs = described(narrow(store, _COLUMNS))
     ends = legs.filter(pl.col("hi").is_not_null()).group_by("source").agg(
@@ -33,7 +33,13 @@ def load(store: Store, paths: Mapping[int, str | None]) -> pl.DataFrame:
     )  # fmt: skip
     named = {source: path for source, path in paths.items() if path is not None}
     rotated = _rotated.parts(named, {s: (a, b) for s, a, b in ends.iter_rows() if s is not None})
-    return legs.with_columns(pl.col("part").replace(rotated)) if rotated else legs
+    traces = legs.filter(pl.col("trace_id").is_not_null()).group_by("source").agg(
+        pl.col("trace_id").n_unique()
+    )  # fmt: skip
+    single = _rotated.one_trace_a_file(named, dict(traces.iter_rows()))
+    if not rotated and not single:
+        return legs
+    return legs.with_columns(pl.col("part").replace(rotated).replace(single))
 
 
 def narrow(store: Store, columns: Sequence[str], *, of_requests: bool = False) -> pl.DataFrame:

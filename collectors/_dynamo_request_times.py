@@ -19,6 +19,8 @@ class Times:
         worker = request.get("worker") or {}
         self.prefill_worker = text(worker.get("prefill_worker_id"))
         self.decode_worker = text(worker.get("decode_worker_id"))
+        self.prefill_rank = text(worker.get("prefill_dp_rank"))
+        self.decode_rank = text(worker.get("decode_dp_rank"))
         self.apart = bool(
             self.prefill_worker and self.decode_worker and self.prefill_worker != self.decode_worker
         )
@@ -42,12 +44,17 @@ class Times:
         # Side by side (bootstrap) it is not measured and stands as 0.0.
         self.decode_start = _after(self.prefill_end, handover) if handover else None
 
-    def workers(self) -> list[tuple[str, str]]:
-        """(role, worker id) of the workers that served the request."""
+    def workers(self) -> list[tuple[str, str, str | None]]:
+        """(role, worker id, its data-parallel rank) of the workers that served the request."""
         if self.apart:
-            return [("prefill", str(self.prefill_worker)), ("decode", str(self.decode_worker))]
+            return [
+                ("prefill", str(self.prefill_worker), self.prefill_rank),
+                ("decode", str(self.decode_worker), self.decode_rank),
+            ]
         one = self.prefill_worker or self.decode_worker
-        return [("aggregated", one)] if one else []
+        ranks = {rank for rank in (self.prefill_rank, self.decode_rank) if rank is not None}
+        # a prompt computed on another rank than its answer is no work of one rank
+        return [("aggregated", one, ranks.pop() if len(ranks) == 1 else None)] if one else []
 
     def of_leg(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Instants and durations of the frontend's leg; no TTFT where P and D are apart."""

@@ -231,7 +231,7 @@ class Rows:
     ) -> Iterator[dict[str, Any]]:
         """Legs of the workers that the record names, so that deployments connect."""
         block = integer(_inner(request, "replay").get("trace_block_size"))
-        for role, worker_id in times.workers():
+        for role, worker_id, rank in times.workers():
             self.roles.setdefault(worker_id, role)
             if block:
                 self._blocks[worker_id] = block
@@ -241,7 +241,7 @@ class Rows:
             yield {
                 "source": source, "record": ordinal, "leg": f"{leg}/{role}",
                 "worker": f"worker_id:{worker_id}",
-                "observer": "engine", "role": role, "role_basis": "log", "container": False,
+                "observer": "engine", "role": role, "rank": rank, "role_basis": "log", "container": False,
                 "request_id": request_id,
                 "external_id": text(request.get("x_request_id")) or request_id,
                 "clock": "wall", "resolution_ns": MS, "status": "unknown", **times.of_worker(role),

@@ -145,7 +145,7 @@ def _with_roles(
     operation or ids."""
     said = routes.select(
         "trace_id", parent="span_id", route_role=_word("phase"), attempt="request.attempt",
-        outcome="request.outcome",
+        outcome="request.outcome", rank="dp_rank",
         route_name="name", route_start_ns="start_ns",
     )  # fmt: skip
     ids = requests.select(*_REQUEST, "prefill_worker_id", "decode_worker_id").unique(_REQUEST)

@@ -46,6 +46,7 @@ def typed_columns(plan: Plan, frame: pl.DataFrame, record: pl.Series) -> pl.Data
         "route",
         "row_id",
         "worker",
+        "rank",
     ):
         named = _text(plan, frame, meaning)
         if named is not None and meaning in NAMING:

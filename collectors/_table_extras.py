@@ -179,9 +179,9 @@ def served(plan: Plan, values: pl.DataFrame, legs: pl.DataFrame) -> pl.DataFrame
     """The worker that each row says has served it."""
     if plan.first("worker") is None:
         return None
-    named = values.select("leg", served_by="worker").filter(
+    named = values.select("leg", "rank", served_by="worker").filter(
         pl.col("served_by").str.len_chars() <= 200
     )
     return legs.join(named, on="leg", how="inner", maintain_order="left").select(
-        "leg", "record", pl.col("served_by").alias("worker"), *SAID_OF_THE_REQUEST
+        "leg", "record", pl.col("served_by").alias("worker"), "rank", *SAID_OF_THE_REQUEST
     )

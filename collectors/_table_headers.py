@@ -205,6 +205,10 @@ _RULES: tuple[tuple[str, str], ...] = (
     ),
     ("model", r"model(?:_?(?:name|id))?|모델|模型|modell|モデル|modèle|modelo"),
     (
+        "rank",
+        r"(?:routed_|decode_)?(?:dp|data_parallel)_?rank(?:_?(?:id|index))?|engine_(?:index|idx|rank)",
+    ),
+    (
         "worker",
         r"(?:worker|host|hostname|instance|pod|replica|node|server|backend|upstream)(?:_?(?:id|name|host|addr|address))?|워커|서버|节点|实例|服务器",
     ),

@@ -10,7 +10,8 @@ from ._table_headers import words_of
 
 # meanings whose values are stored as they are
 NAMING = frozenset({
-    "request_id", "external_id", "session", "tenant", "worker", "route", "model", "remote_id", "trace_id", "row_id",
+    "request_id", "external_id", "session", "tenant", "worker", "rank", "route", "model", "remote_id", "trace_id",
+    "row_id",
 })  # fmt: skip
 LONGEST = 200
 _TOO_MANY = 0.02  # share of the values that read like text: then the column holds text

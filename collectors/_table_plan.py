@@ -37,7 +37,7 @@ _LONGEST_RUN_NS = 31 * 86_400 * 1_000_000_000
 _WORDS = {
     "note", "external_id", "traceparent", "trace_id", "span_id", "parent_span_id", "remote_id",
     "session", "http_status", "status", "aborted", "error", "finish_reason", "model", "worker",
-    "request_id",
+    "rank", "request_id",
 }  # fmt: skip
 
 

@@ -119,6 +119,7 @@ def _add_served(served: pl.DataFrame, out: Sink, servers: dict[str, str]) -> Non
             pl.col("worker").replace_strict(servers).alias("worker"),
             pl.lit("engine").alias("observer"),
             pl.lit(value=False).alias("container"),
+            "rank",
             *SAID_OF_THE_REQUEST,
         ),
     )

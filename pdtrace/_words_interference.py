@@ -156,10 +156,15 @@ def _assumptions(row: Row) -> tuple[str, ...]:
             "the sum comes from engine steps, which name no requests; who took it and who lost it"
             " comes from token times (level B)"
         )
-    if row["named_by"] in {"token times", "both"} and (row["ranks"] or 1) > 1:
+    if "C" in levels and (row["mixed_ranks"] or 1) > 1:
         told.append(
-            f"token times do not say which of {row['ranks']:,} data-parallel ranks served a request: prompts on one are"
-            " laid over the tokens of all, so the requests that took most are likely, not certain"
+            f"durations do not say which of {row['mixed_ranks']:,} data-parallel ranks served a request: prompts of all"
+            " are held against each"
+        )
+    if row["named_by"] in {"token times", "both"} and (row["mixed_ranks"] or 1) > 1:
+        told.append(
+            f"token times do not say which of {row['mixed_ranks']:,} data-parallel ranks served a request: prompts on one"
+            " are laid over the tokens of all, so the requests that took most are likely, not certain"
         )
     if len(levels) > 1:
         told.append("workers are judged at different levels; each is counted once, at its best")

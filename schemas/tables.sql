@@ -250,6 +250,7 @@ CREATE TABLE legs (
   request VARCHAR,           -- request, filled by the identity stage
   observer VARCHAR,          -- client, gateway, router, frontend or engine
   role VARCHAR,              -- role of the worker in this leg: client, gateway, router, frontend, prefill, decode, aggregated; NULL unknown
+  rank VARCHAR,              -- data parallel rank (engine index) inside the worker that served the request; NULL unknown
   role_basis VARCHAR,        -- span, log, config or inferred
   container BOOLEAN,         -- true for hops (client spans) that only carry another leg: never a request window or phase
   trace_id VARCHAR,          -- trace
@@ -632,11 +633,12 @@ CREATE TABLE interference_step_losses (
   lost_s DOUBLE              -- excess x residents
 );
 
--- decode seconds lost to prefill on one worker, from token times and prefill intervals (evidence level B)
+-- decode seconds lost to prefill on one worker (and rank, where requests name it), from token times and prefill intervals (evidence level B)
 -- stage: methods
--- key: worker
+-- key: worker, rank
 CREATE TABLE interference_gaps (
   worker VARCHAR,            -- the worker
+  rank VARCHAR,              -- data parallel rank inside the worker; NULL: all that stands under its name together
   deployment VARCHAR,        -- deployment of the worker
   role VARCHAR,              -- role of the worker
   observer VARCHAR,          -- who saw the tokens; several joined by +
@@ -695,11 +697,12 @@ CREATE TABLE interference_events (
   culprit VARCHAR            -- request whose prefill shares most time with the gap
 );
 
--- decode seconds lost to others' prompts on one worker, from the durations of its requests (evidence level C)
+-- decode seconds lost to others' prompts on one worker (and rank, where requests name it), from the durations of its requests (evidence level C)
 -- stage: methods
--- key: deployment, worker
+-- key: deployment, worker, rank
 CREATE TABLE interference_requests (
   worker VARCHAR,            -- the worker; NULL where nothing says who served the requests of the deployment
+  rank VARCHAR,              -- data parallel rank inside the worker; NULL: all that stands under its name together
   deployment VARCHAR,        -- its deployment
   role VARCHAR,              -- role of the worker
   observer VARCHAR,          -- observer whose instants were used: the innermost that saw nine in ten

@@ -15,6 +15,7 @@ import polars as pl
 
 from pdtrace.methods import (
     _gap_inputs,
+    _gap_ranks,
     _observed,
     changes,
     interference_gaps,
@@ -73,7 +74,7 @@ def _interference_steps(tables: Tables) -> dict[str, pl.DataFrame]:
 
 def _interference_gaps(tables: Tables) -> dict[str, pl.DataFrame]:
     """Worker after worker; token gaps are read a stretch at a time."""
-    judged = [interference_gaps.interference(**given) for given in _gap_inputs.workers(tables)]
+    judged = [j for given in _gap_inputs.workers(tables) for j in _gap_ranks.judged(**given)]
     return {
         name: _gap_inputs.named(tables, frame)
         for name, frame in interference_gaps.tables(judged).items()
@@ -81,19 +82,28 @@ def _interference_gaps(tables: Tables) -> dict[str, pl.DataFrame]:
 
 
 def _interference_requests(tables: Tables) -> dict[str, pl.DataFrame]:
-    """All workers' requests are read at once; two workers are judged at a time."""
+    """All workers' requests are read at once; two workers, or two ranks, are judged at a time."""
     workers = tables.short(interference_requests.WORKERS).to_dicts()
     requests = tables.sql(_observed.REQUESTS)
     seen = tables.sql(_observed.OBSERVATIONS)
     mine = dict(_observed.by_worker(requests, seen))
     nothing = pl.concat([requests.clear(), seen.clear().drop("request")], how="horizontal")
+    ranks: dict[tuple[Any, ...], list[str | None]] = {}
+    for *whose, rank in sorted(mine, key=str):
+        if rank is not None:
+            ranks.setdefault(tuple(whose), []).append(rank)
 
     def judge(worker: dict[str, Any]) -> pl.DataFrame:
-        rows = mine.get((worker["deployment"], worker["worker"]), nothing)
+        rows = mine.get((worker["deployment"], worker["worker"], worker["rank"]), nothing)
         return interference_requests.interference(rows, **worker)
 
+    each = [
+        worker | {"rank": rank}
+        for worker in workers
+        for rank in ranks.get((worker["deployment"], worker["worker"]), [None])
+    ]
     with ThreadPoolExecutor(2, "pdtrace-requests") as pool:
-        results = list(pool.map(judge, workers))
+        results = list(pool.map(judge, each))
     return {
         "interference_requests": pl.concat(
             [pl.DataFrame(schema=interference_requests.RESULT_SCHEMA), *results]
@@ -164,13 +174,13 @@ METHODS: dict[str, Method] = {
         Method(
             name="interference_gaps",
             makes=("interference_gaps", "interference_gap_losses", "interference_events"),
-            needs=("streams", "intervals", "legs", "requests", "workers", "facts"),
+            needs=("streams", "intervals", "legs", "requests", "workers", "facts", "request_ranks"),
             function=_interference_gaps,
         ),
         Method(
             name="interference_requests",
             makes=("interference_requests",),
-            needs=("requests", "observations", "workers", "facts"),
+            needs=("requests", "observations", "workers", "facts", "request_ranks"),
             function=_interference_requests,
         ),
         Method(

@@ -64,6 +64,15 @@ SELECT r.rowid AS number, r.request
 FROM requests AS r SEMI JOIN _requests_wanted AS w ON w.number = r.rowid
 """
 
+# Which rank served whom, of workers with several (view request_ranks); decoded: likewise.
+_RANKS = """
+SELECT q.rowid AS request, r.worker, r.rank,
+  q.decode_worker = r.worker AND (q.output_tokens IS NULL OR q.output_tokens > 1) AS decoded
+FROM request_ranks AS r
+JOIN requests AS q ON q.request = r.request
+ORDER BY q.rowid, r.worker
+"""
+
 _WORKERS = """
 SELECT w.worker, w.deployment, w.role,
   coalesce(bool_or(f.value ILIKE '%consumer%'), false) AS kv_consumer,
@@ -93,7 +102,7 @@ class Tables(Protocol):
 
 
 def workers(tables: Tables) -> Iterator[dict[str, Any]]:
-    """What `interference_gaps.interference` asks for, worker after worker that has token times.
+    """What `_gap_ranks.judged` asks for, worker after worker that has token times.
 
     Requests are numbers; `named` turns them into names.
     """
@@ -108,6 +117,7 @@ def workers(tables: Tables) -> Iterator[dict[str, Any]]:
     known = {row["worker"]: row for row in tables.short(_WORKERS).iter_rows(named=True)}
     lists = _Lists(tables, streams.select("row", "emissions"))
     computed = _by_worker(prefills)
+    ranks = tables.sql(_RANKS)
     for worker, mine in _by_worker(streams).items():
         about = known.get(worker, {})
         yield {
@@ -119,6 +129,7 @@ def workers(tables: Tables) -> Iterator[dict[str, Any]]:
             "streams": mine,
             "prefills": computed.get(worker, prefills.clear()),
             "load": lists.of,
+            "ranks": ranks.filter(pl.col("worker") == worker).drop("worker"),
         }
 
 

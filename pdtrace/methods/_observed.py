@@ -14,10 +14,11 @@ import polars as pl
 from pdtrace._lookup import NOWHERE, Ints, places
 
 REQUESTS = """
-SELECT deployment, decode_worker AS worker, request, prompt_tokens, cached_tokens, output_tokens,
-  streams, outcome, hash(request) AS place
-FROM requests
-WHERE decode_worker IS NOT NULL
+SELECT r.deployment, r.decode_worker AS worker, k.rank, r.request, r.prompt_tokens, r.cached_tokens,
+  r.output_tokens, r.streams, r.outcome, hash(r.request) AS place
+FROM requests AS r
+LEFT JOIN request_ranks AS k ON k.request = r.request AND k.worker = r.decode_worker
+WHERE r.decode_worker IS NOT NULL
 """
 
 OBSERVATIONS = """
@@ -33,7 +34,7 @@ NEAREST = ("engine", "frontend", "router", "gateway", "client")
 def by_worker(
     requests: pl.DataFrame, observations: pl.DataFrame
 ) -> Iterator[tuple[tuple[Any, ...], pl.DataFrame]]:
-    """((deployment, worker), its requests by start) for each worker that decoded.
+    """((deployment, worker, rank), its requests by start) for each worker, and each of its ranks, that decoded.
 
     What the chosen observer did not see is NULL.
     """
@@ -41,7 +42,7 @@ def by_worker(
     numbered = requests.drop("request").with_row_index("number")
     told = observations.drop("request")
     for whose, mine in numbered.partition_by(
-        "deployment", "worker", as_dict=True, include_key=False
+        "deployment", "worker", "rank", as_dict=True, include_key=False
     ).items():
         number = mine["number"].to_numpy()
         rows = pl.Series(_chosen([rows[number] for rows in rows_of], mine.height))

@@ -59,8 +59,8 @@ ELSEWHERE = (
 OFFSET_S = 2e-3  # token times are moved onto the prefills' clock from this offset on
 
 RESULT_SCHEMA: dict[str, type[pl.DataType]] = {
-    "worker": pl.String, "deployment": pl.String, "role": pl.String, "observer": pl.String,
-    "streams": pl.Int64, "gaps": pl.Int64, "clean_gaps": pl.Int64, "exposed_gaps": pl.Int64,
+    "worker": pl.String, "rank": pl.String, "deployment": pl.String, "role": pl.String,
+    "observer": pl.String, "streams": pl.Int64, "gaps": pl.Int64, "clean_gaps": pl.Int64, "exposed_gaps": pl.Int64,
     "prefills": pl.Int64, "prefill_s": pl.Float64, "baseline_ms": pl.Float64,
     "noise_ms": pl.Float64, "counted_by": pl.String, "merged_ratio": pl.Float64,
     "overlap_s": pl.Float64, "credit_s": pl.Float64, "chance_s": pl.Float64,

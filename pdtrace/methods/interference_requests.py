@@ -64,7 +64,8 @@ MIN_SHARE = 0.01  # lower bound of lost / decode seconds from which a worker is 
 SPREADS, MODEL_ERROR, BASE_ERROR = 2.0, 0.25, 0.02
 
 RESULT_SCHEMA: dict[str, type[pl.DataType]] = {
-    "worker": pl.String, "deployment": pl.String, "role": pl.String, "observer": pl.String,
+    "worker": pl.String, "rank": pl.String, "deployment": pl.String, "role": pl.String,
+    "observer": pl.String,
     "requests": pl.Int64, "usable_requests": pl.Int64, "victims": pl.Int64,
     "unlike_prompts": pl.Int64, "cached_known": pl.Boolean, "permutations": pl.Int64,
     "p_value": pl.Float64, "lost_s": pl.Float64, "lost_low_s": pl.Float64,
@@ -96,9 +97,10 @@ def interference(
     kv_consumer: bool = False,
     disaggregated: bool = False,
     unplaced_ratio: float = 0.0,
+    rank: str | None = None,
 ) -> pl.DataFrame:
     """One row for one worker: what its decodes lost to others' prompts, or why that is unknown."""
-    row: dict[str, Any] = {"worker": worker, "deployment": deployment, "role": role}
+    row: dict[str, Any] = {"worker": worker, "rank": rank, "deployment": deployment, "role": role}
     row["requests"] = requests.height
     why_not = _elsewhere(worker, role, kv_consumer or disaggregated, unplaced_ratio)
     usable = _usable(requests)
@@ -109,7 +111,8 @@ def interference(
         mine = _arrays(usable)
         found, why_not = _estimate(mine)
         row |= found
-    row["note"] = why_not or row.get("note")
+    told = "judged for itself: the requests name their data-parallel rank" if rank else None
+    row["note"] = "; ".join(n for n in (why_not or row.get("note"), told) if n) or None
     return pl.DataFrame([row], schema=RESULT_SCHEMA)
 
 

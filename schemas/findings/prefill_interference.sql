@@ -10,7 +10,7 @@
 -- Level A: engine steps, all of them. B: token times and prefill intervals. C: durations of requests.
 --
 -- grain:   one row per deployment
--- needs:   interference_by_worker, interference_steps, interference_step_losses, interference_gap_losses, step_members, legs, requests, deployment_sources
+-- needs:   interference_by_worker, interference_steps, interference_step_losses, interference_gaps, interference_gap_losses, interference_requests, step_members, legs, requests, deployment_sources
 -- when:    EXISTS (FROM interference_steps WHERE flagged) OR EXISTS (FROM interference_gaps WHERE flagged)
 --          OR EXISTS (FROM interference_requests WHERE flagged)
 -- columns:
@@ -31,6 +31,7 @@
 --   levels              VARCHAR[]  levels of the flagged workers
 --   named_by            VARCHAR    what names culprits and victims: steps, token times, both, or NULL
 --   ranks               BIGINT     most data-parallel ranks under one flagged worker's name, as its steps tell; NULL without steps
+--   mixed_ranks         BIGINT     of these workers, those judged from token times or durations without telling their ranks apart: most ranks under one name; NULL none
 --   decode_s            DOUBLE     s  decode time of the flagged workers: the denominator of share
 --   share_low           DOUBLE     95 % bound of the share over the flagged workers (smallest of them)
 --   affected_steps      BIGINT     steps with prompt tokens during which requests were decoding; NULL without steps
@@ -122,13 +123,21 @@ naming AS (
   FROM named
   GROUP BY deployment
 ),
+parted AS (
+  SELECT worker, 'C' AS level FROM interference_requests WHERE rank IS NOT NULL
+  UNION
+  SELECT worker, unnest(['A', 'B']) FROM interference_gaps
+  WHERE rank IS NOT NULL OR note LIKE '%ranks wait for each other%'
+),
 rank_count AS (
-  SELECT deployment, max(ranks) AS ranks
+  SELECT deployment, max(ranks) AS ranks, max(ranks) FILTER (mixed) AS mixed_ranks
   FROM (
-    SELECT s.deployment, s.worker, count(DISTINCT s.rank) AS ranks
+    SELECT s.deployment, s.worker, count(DISTINCT s.rank) AS ranks,
+      (any_value(f.worker), any_value(f.level)) NOT IN (FROM parted) AS mixed
     FROM interference_steps AS s
     JOIN flagged_worker AS f ON f.worker = s.worker
     GROUP BY s.deployment, s.worker
+    HAVING count(DISTINCT s.rank) > 1
   )
   GROUP BY deployment
 ),
@@ -183,7 +192,7 @@ SELECT t.deployment,
   coalesce(n.culprits, []) AS culprits,
   coalesce(s.paths, []) AS sources,
   coalesce(n.victims, []) AS victims,
-  levels, g.named_by, k.ranks, decode_s, share_low,
+  levels, g.named_by, k.ranks, k.mixed_ranks, decode_s, share_low,
   affected_steps, mixed_steps, prefill_only_steps, decode_only_p50_ms, mixed_p50_ms, plain_lost_s,
   capped_s, longest_step_ms, events, event_ms, tail_explained_ratio, gaps_lost_s, best_shift_ms,
   shift_worker, shift_label, workers_judged, workers_unknown, coalesce(notes, []) AS notes

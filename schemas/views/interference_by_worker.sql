@@ -30,42 +30,49 @@
 --   event_ms              DOUBLE    ms  level B: smallest loss that is called
 --   best_shift_ms         DOUBLE    ms  level B, check: by how much prefills would have to move to fit the stalls best
 --   notes                 VARCHAR[]     what limits the numbers of that level, or why no level can judge
-WITH rank_sum AS (
-  -- a worker's ranks: those that show interference where one does, else all that were judged
-  SELECT *, bool_or(flagged) OVER (PARTITION BY worker) AS shown
-  FROM interference_steps
-),
-mixed_up AS (
+WITH mixed_up AS (
   -- several engines under one name: prompts of one would be laid over the tokens of another
   SELECT DISTINCT worker
   FROM interference_steps
   WHERE note LIKE 'step numbers of several engines%'
 ),
+judged_rank AS (
+  SELECT deployment, worker, role, 'A' AS level, flagged, lost_s, lost_low_s, lost_high_s, decode_s,
+    lost_ratio_low, note, NULL::DOUBLE AS tail_explained_ratio, NULL::BIGINT AS events,
+    NULL::DOUBLE AS event_ms, NULL::DOUBLE AS best_shift_ms
+  FROM interference_steps
+  UNION ALL
+  SELECT deployment, worker, role, 'B', flagged, lost_s, lost_low_s, lost_high_s, decode_s,
+    lost_ratio_low, note, tail_explained_ratio, events, event_ms, best_shift_ms
+  FROM interference_gaps
+  ANTI JOIN mixed_up USING (worker)
+  UNION ALL
+  SELECT deployment, worker, role, 'C', flagged, lost_s, lost_low_s, lost_high_s, decode_s,
+    lost_ratio_low, note, NULL, NULL, NULL, NULL
+  FROM interference_requests
+  WHERE worker IS NULL OR worker NOT IN (FROM mixed_up)
+),
+rank_sum AS (
+  -- a worker's ranks: those that show interference where one does, else all that were judged
+  SELECT *, bool_or(flagged) OVER (PARTITION BY deployment, worker, level) AS shown
+  FROM judged_rank
+),
 level_sum AS (
-  SELECT any_value(deployment) AS deployment, worker, any_value(role) AS role, 'A' AS level,
+  SELECT deployment, worker, any_value(role) AS role, level,
     any_value(shown) AS flagged, sum(lost_s) FILTER (flagged = shown) AS lost_s,
     sum(lost_low_s) FILTER (flagged = shown) AS lost_low_s,
     sum(lost_high_s) FILTER (flagged = shown) AS lost_high_s,
-    sum(decode_s) FILTER (flagged = shown) AS decode_s,
+    sum(decode_s) FILTER (flagged = shown) AS decode_s, sum(decode_s) AS seen_decode_s,
     sum(lost_s) FILTER (flagged = shown) / nullif(sum(decode_s) FILTER (flagged = shown), 0)
       AS lost_ratio,
     min(lost_ratio_low) FILTER (flagged = shown) AS lost_ratio_low,
     list(note) FILTER (flagged = shown AND note IS NOT NULL) AS notes,
     list(note) FILTER (note IS NOT NULL) AS seen_notes,
-    NULL::DOUBLE AS tail_explained_ratio, NULL::BIGINT AS events, NULL::DOUBLE AS event_ms,
-    NULL::DOUBLE AS best_shift_ms
+    arg_max(tail_explained_ratio, lost_s) FILTER (flagged = shown) AS tail_explained_ratio,
+    sum(events)::BIGINT AS events, arg_max(event_ms, lost_s) AS event_ms,
+    arg_max(best_shift_ms, abs(best_shift_ms)) AS best_shift_ms
   FROM rank_sum
-  GROUP BY worker
-  UNION ALL
-  SELECT deployment, worker, role, 'B', flagged, lost_s, lost_low_s, lost_high_s, decode_s,
-    lost_ratio, lost_ratio_low, [note], [note], tail_explained_ratio, events, event_ms, best_shift_ms
-  FROM interference_gaps
-  ANTI JOIN mixed_up USING (worker)
-  UNION ALL
-  SELECT deployment, worker, role, 'C', flagged, lost_s, lost_low_s, lost_high_s, decode_s,
-    lost_ratio, lost_ratio_low, [note], [note], NULL, NULL, NULL, NULL
-  FROM interference_requests
-  WHERE worker IS NULL OR worker NOT IN (FROM mixed_up)
+  GROUP BY deployment, worker, level
 ),
 worker_seen AS (
   SELECT deployment, worker, arg_min(role, level) AS role, flatten(list(seen_notes)) AS notes,
@@ -81,8 +88,10 @@ worker_seen AS (
     any_value(tail_explained_ratio) AS tail_explained_ratio, any_value(events) AS events,
     any_value(event_ms) AS event_ms, any_value(best_shift_ms) AS best_shift_ms,
     -- token times of a sample of the requests neither check the sum of the steps nor explain its tail
-    coalesce(any_value(decode_s) FILTER (level = 'B') < 0.8 * any_value(decode_s) FILTER (level = 'A'), false)
-      AS sampled,
+    coalesce(
+      any_value(seen_decode_s) FILTER (level = 'B') < 0.8 * any_value(seen_decode_s) FILTER (level = 'A'),
+      false
+    ) AS sampled,
     -- steps under a name that no request bears, requests under a name that no step bears
     worker IS NOT NULL AND best IS NOT NULL AND min(level) = 'A' AND max(level) = 'A' AS by_steps,
     worker IS NOT NULL AND best IS NOT NULL AND min(level) <> 'A' AS by_requests

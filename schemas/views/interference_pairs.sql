@@ -25,8 +25,8 @@
 WITH pair AS (
   SELECT g.deployment, l.culprit, l.victim, l.lost_s
   FROM interference_gap_losses AS l
-  JOIN interference_gaps AS g ON g.worker = l.worker
-  WHERE g.flagged AND l.lost_s > 0
+  JOIN (SELECT DISTINCT deployment, worker FROM interference_gaps WHERE flagged) AS g ON g.worker = l.worker
+  WHERE l.lost_s > 0
 ),
 taker AS (
   SELECT deployment, culprit,

@@ -99,8 +99,9 @@ stall AS (
   SELECT g.deployment, e.lost_ms,
     CAST(floor(log10(greatest(round(e.gap_ms * 1e3), 10)) * per_decade) AS BIGINT) AS step
   FROM interference_events AS e
-  JOIN interference_gaps AS g ON g.worker = e.worker
-  WHERE g.flagged AND e.gap_ms > 0
+  JOIN (SELECT DISTINCT deployment, worker FROM interference_gaps WHERE flagged) AS g
+    ON g.worker = e.worker
+  WHERE e.gap_ms > 0
     AND e.victim IN (SELECT request FROM counted_requests)
 ),
 explained AS (
@@ -133,7 +134,11 @@ unjudged AS (
   SELECT s.deployment, CAST(sum(len(s.gaps_us)) AS BIGINT) AS gaps,
     CAST(sum(list_sum(s.gaps_us)) AS DOUBLE) / 1e6 AS seconds
   FROM stream AS s
-  LEFT JOIN interference_gaps AS g ON g.worker = s.worker
+  LEFT JOIN (
+    SELECT worker, bool_or(flagged) AS flagged, any_value(role) AS role
+    FROM interference_gaps
+    GROUP BY worker
+  ) AS g ON g.worker = s.worker
   WHERE g.flagged IS NULL AND g.role IS DISTINCT FROM 'decode'
   GROUP BY s.deployment
 )

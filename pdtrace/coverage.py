@@ -1,21 +1,17 @@
-"""What the data contain, what is missing, which switch adds it; and so what they cannot support."""
+"""What the data contain, what is missing, and which switch adds it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import polars as pl
-
-from pdtrace import _words_interference, registry
-from pdtrace.numbers import duration, plural
+from pdtrace import registry
 
 if TYPE_CHECKING:
     from pdtrace.diagnose import Deployment
     from pdtrace.store import Store
 
 ENOUGH = 0.9  # from here on an item counts as there
-LINKS_SHOWN = 3  # links with messages one way only that get a line of their own
 
 # Items of the view coverage_items in words.
 ITEM_WORDS = {
@@ -269,185 +265,3 @@ def _foreign_spans(store: Store) -> list[str]:
     return [
         f"what the spans of {scopes}{more} tell: their traces hold no request that is known here"
     ]
-
-
-def not_supported(store: Store, deployments: Sequence[Deployment]) -> list[str]:
-    """Claims that these data do not support, each with its reason."""
-    with_requests = [d for d in deployments if d.requests["count"]]
-    if not with_requests:
-        lines = ["anything about latency: there are no requests in these data"]
-        for deployment in deployments:  # counters alone: words, never a finding
-            where = f"{deployment.name}: " if len(deployments) > 1 else ""
-            if _counters(store, deployment) and (said := _interference(store, deployment)):
-                lines.append(where + said)
-        return lines
-    several = len(deployments) > 1
-    lines = []
-    for deployment in with_requests:
-        where = f"{deployment.name}: " if several else ""
-        lines += [where + line for line in _limits(store, deployment)]
-    loads = "each deployment ran at one load" if several else "this is one period at one load"
-    lines.append(f"a capacity or 'times more goodput' claim: {loads}")
-    lines.append(
-        "that another set-up (P/D split or not, another ratio, another chunk size) would be faster: nothing here ran it"
-    )
-    if several:
-        lines.append("a ranking of the deployments: their conditions were not matched")
-    return lines + _homeless(store)
-
-
-def _homeless(store: Store) -> list[str]:
-    """Steps and samples that were read and stand for no deployment: nothing says whose they are."""
-    rows = store.rows(
-        """SELECT what, sum(n)::BIGINT, list(DISTINCT path ORDER BY path)
-           FROM (SELECT 'engine step' AS what, worker, source, count(*) AS n FROM steps GROUP BY ALL
-                 UNION ALL SELECT 'metric sample', worker, source, count(*) FROM samples GROUP BY ALL) r
-           JOIN workers w ON w.worker = r.worker AND w.deployment IS NULL
-           JOIN sources s ON s.source = r.source GROUP BY what ORDER BY what"""
-    )
-    return [
-        f"what {plural(count, what)} of {', '.join(p.rpartition('/')[2] for p in paths[:3])}{f' and {len(paths) - 3:,} more files' if len(paths) > 3 else ''}"
-        f" {'tells' if count == 1 else 'tell'}: nothing says to which of these deployments {'it belongs' if count == 1 else 'they belong'}, so no number here rests on {'it' if count == 1 else 'them'}"
-        " (files of one server in a folder of their own, or a log that names its requests, would say so)"
-        for what, count, paths in rows
-    ]
-
-
-def _limits(store: Store, deployment: Deployment) -> list[str]:
-    details = {row["detail"]: row for row in deployment.phases}
-    steps, members = store.rows(
-        """SELECT count(*), count(*) FILTER (capture = 'full') FROM steps JOIN workers USING (worker) WHERE deployment = ?""",
-        [deployment.id],
-    )[0]
-    named = store.rows(
-        "SELECT count(*) FROM step_members JOIN workers USING (worker) WHERE deployment = ?",
-        [deployment.id],
-    )[0][0]
-    pairs = store.rows(
-        """SELECT count(*) FROM interference_gap_losses JOIN workers USING (worker)
-           WHERE deployment = ? AND culprit IS NOT NULL""",
-        [deployment.id],
-    )[0][0]
-    lines = []
-    if set(details) <= {"unattributed"}:
-        lines.append(
-            "where the time went inside the server: only durations of whole requests are there"
-            if deployment.latency
-            else "anything about the latency of single requests: their times are not there"
-        )
-    if why := _interference(store, deployment):
-        lines.append(why)
-    if steps and not members:
-        lines.append("sums over engine steps: only samples of them are there")
-    elif steps and not named and not pairs:
-        lines.append("which request's prompt stalled which stream: nothing here names both")
-    if "kv_wait_upper_bound" in details:
-        lines.append(
-            "how long the KV transfer itself took: only the whole wait on the decode side is known (upper bound)"
-        )
-    if deployment.mode == "disaggregated" and not any(
-        row["phase"] == "prefill" for row in deployment.phases
-    ):
-        lines.append(
-            "how the time before first tokens divides into prefill and KV transfer: no record places the end of the prefill"
-        )
-    if "before_queue" in details:
-        lines.append(
-            "whether the front end or the running step made requests wait before the engine's queue"
-        )
-    one_way = _one_way(store, deployment.id)
-    lines += one_way
-    split = deployment.mode in {"disaggregated", "mixed"}
-    if split and not one_way and not _clocks_bounded(store, deployment.id):
-        lines.append(
-            "waits between the prefill and the decode worker to better than their clocks agree:"
-            " nothing in these data bounds the offset"
-        )
-    headline = next(
-        (row for row in deployment.latency if row["metric"] == "ttft_ms" and row["headline"]), None
-    )
-    if headline is None:
-        lines.append(
-            "a headline TTFT: no observer saw start and first token of 90 % of the completed requests"
-        )
-    elif headline["observer"] != "client":
-        lines.append(
-            f"what the user waited: the outermost observer is the {headline['observer']}, the way to the client is not in it"
-        )
-    small = deployment.requests["count"]
-    if small < 100:
-        lines.append(
-            f"99th percentiles: {plural(small, 'request')} {'has' if small == 1 else 'have'} no 99th percentile to speak of"
-        )
-    return lines
-
-
-def _interference(store: Store, deployment: Deployment) -> str | None:
-    """Why it cannot be told whether prompts held up streams; None where every worker was judged."""
-    found = store.query("interference_by_worker").filter(pl.col("deployment") == deployment.id)
-    judged = found.to_dicts()
-    if _words_interference.unjudged(judged) is None:
-        return None
-    return _words_interference.unjudged(judged, _counters(store, deployment))
-
-
-def _counters(store: Store, deployment: Deployment) -> list[dict[str, Any]]:
-    """What periodic counters say of the deployment's workers, under the names that people read."""
-    names = {w["id"]: w["name"] for w in deployment.workers}
-    rows = store.query("interference_by_counters").filter(pl.col("deployment") == deployment.id)
-    return [
-        {**row, "name": names.get(row["worker"]) or _short(row["worker"])}
-        for row in rows.sort("worker").iter_rows(named=True)
-    ]
-
-
-def _short(worker: str) -> str:
-    """The id of a worker without a name; of one known by its file, the file without its folder."""
-    kind, _, value = worker.partition(":")
-    return value.rpartition("/")[2] if kind == "file" else worker
-
-
-def _clocks_bounded(store: Store, deployment: str) -> bool:
-    """Whether hops between workers bound the offset of their clocks, or all ran on one host."""
-    ((bounds, hosts, unknown),) = store.rows(
-        """SELECT (SELECT count(offset_ns) FROM clocks WHERE deployment = $1 AND NOT starts_with(domain, 'perf')),
-                  count(DISTINCT host), count(*) FILTER (host IS NULL)
-           FROM workers WHERE deployment = $1 AND role IN ('prefill', 'decode')""",
-        [deployment],
-    )
-    return bool(bounds) or (hosts == 1 and not unknown)
-
-
-def _one_way(store: Store, deployment: str) -> list[str]:
-    """Links whose messages were seen one way only: the interval in which the offset of the clocks lies."""
-    rows = store.rows(
-        """SELECT coalesce(d.label, c.domain), coalesce(r.label, c.reference), c.lower_ns, c.upper_ns FROM clocks c
-           LEFT JOIN worker_labels d ON d.worker = c.domain LEFT JOIN worker_labels r ON r.worker = c.reference
-           WHERE c.deployment = ? AND c.offset_ns IS NULL AND coalesce(c.lower_ns, c.upper_ns) IS NOT NULL
-           ORDER BY c.upper_ns, c.domain, c.reference""",
-        [deployment],
-    )
-    if not rows:
-        return []
-    links = [
-        f"the clock of {domain} is {_interval(lower, upper)} that of {reference}"
-        for domain, reference, lower, upper in rows[:LINKS_SHOWN]
-    ]
-    if len(rows) > LINKS_SHOWN:
-        links.append(f"{plural(len(rows) - LINKS_SHOWN, 'more link')} likewise (table clocks)")
-    return [
-        "waits between workers to better than their clocks agree: messages went one way only, so that "
-        + "; ".join(links)
-    ]
-
-
-def _interval(lower_ns: int | None, upper_ns: int | None) -> str:
-    """Where an offset lies, in words that end before the other clock; a side without a bound is open."""
-    sides = []
-    if upper_ns is not None:
-        far = duration(abs(upper_ns) / 1e6)
-        sides.append(f"at most {far} ahead of" if upper_ns >= 0 else f"at least {far} behind")
-    if lower_ns is not None:
-        far = duration(abs(lower_ns) / 1e6)
-        sides.append(f"at least {far} ahead of" if lower_ns >= 0 else f"at most {far} behind")
-    return " and ".join(sides)

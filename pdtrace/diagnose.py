@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from pdtrace import coverage, goodput, library, marks, wording
+from pdtrace import _unsupported, coverage, goodput, library, marks, wording
 from pdtrace.errors import PROBLEM, REPORT, in_one_line, reraise_stop
 from pdtrace.model import OBSERVERS, PHASE_DETAILS, PHASES, Finding, Slo, SloPolicy
 from pdtrace.options import Check
@@ -240,7 +240,7 @@ def _diagnose(
         overview=wording.overview(deployments, sources),
         sources=sources,
         deployments=tuple(deployments),
-        not_supported=tuple(coverage.not_supported(store, deployments)),
+        not_supported=tuple(_unsupported.not_supported(store, deployments)),
         unknown=(*problems, *coverage.unknown(store, deployments)),
     )
 

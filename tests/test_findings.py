@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdtrace import coverage, wording
+from pdtrace import _unsupported, wording
 from pdtrace.store import Store
 
 MS = 1_000_000
@@ -819,7 +819,7 @@ def test_messages_one_way_bound_a_clock_from_one_side_only(con: Store) -> None:
 
 
 def test_where_an_offset_lies_is_said_as_an_interval() -> None:
-    said = coverage._interval
+    said = _unsupported._interval
     assert said(None, 12 * MS) == "at most 12.0 ms ahead of"
     assert said(None, -5 * MS) == "at least 5.00 ms behind"
     assert said(3 * MS, 12 * MS) == "at most 12.0 ms ahead of and at least 3.00 ms ahead of"

@@ -98,6 +98,16 @@ class Resources:
             )
         return key
 
+    def adopt(self, rows: pa.Table | None) -> None:
+        """Take over rows that another process noted, but for those that are here already."""
+        if rows is None:
+            return
+        with self._lock:
+            for row in rows.to_pylist():
+                if row["resource"] not in self._written:
+                    self._written.add(row["resource"])
+                    self._rows.append(row)
+
     def take(self) -> pa.Table | None:
         """The rows of resources that are new since the last call."""
         with self._lock:

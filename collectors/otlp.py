@@ -8,9 +8,8 @@ This room only reads; the collectors of the systems that wrote the spans say wha
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import IO, Any
@@ -20,23 +19,19 @@ import pyarrow as pa
 
 from pdtrace.model import Head, Match, Sink, Source
 
+from . import _otlp_beside as beside
 from . import _otlp_decoders as decoders
 from . import _otlp_json as otlp_json
 from . import _otlp_proto as proto
 from . import _otlp_wire as wire
 from ._common import CUT_OFF
 from ._otlp_ahead import in_order
-from ._otlp_alike import Patterns
-from ._otlp_bytes import PADDING
-from ._otlp_columns import SpanRows, span_rows
-from ._otlp_json import Spellings
-from ._otlp_json_walk import canonical
-from ._otlp_lifted import lift
+from ._otlp_columns import SpanRows
+from ._otlp_lines import Decoded, Work, json_work, walked
 from ._otlp_logs import log_rows, sample_rows
 from ._otlp_proto_walk import Steps
-from ._otlp_requests import Requests, requests_of_document, requests_of_lines
+from ._otlp_requests import Requests, requests_of_document
 from ._otlp_resources import Resources
-from ._otlp_rest import rests
 from ._otlp_views import form_of
 
 TITLE = "OpenTelemetry (OTLP)"
@@ -77,24 +72,16 @@ def sniff(head: Head) -> Match | None:
 def read(source: Source, out: Sink) -> None:
     """Read one file: spans, log records and data points, numbered in the order of the file."""
     reading = _Reading(source, out)
-    with source.open() as stream:
+    with source.open() as stream, beside.helped(source) as helper:
         start = stream.read(otlp_json.BLOCK_BYTES)
         try:
             if start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
-                reading.decode(_json_work(start.removeprefix(b"\xef\xbb\xbf"), stream))
+                reading.decode(json_work(start.removeprefix(b"\xef\xbb\xbf"), stream, helper))
             elif start.strip():
                 reading.decode(_protobuf_work(start, stream))
         finally:
             reading.store_spans()
     reading.finish()
-
-
-@dataclass
-class _Decoded:
-    """One block, decoded: span rows, and objects of the other signals."""
-
-    spans: SpanRows | None = None
-    requests: Requests = field(default_factory=Requests)
 
 
 class _Reading:
@@ -109,7 +96,7 @@ class _Reading:
         self._signals: set[str] = set()
         self._gathered: list[pa.Table] = []
 
-    def decode(self, work: Iterator[_Work]) -> None:
+    def decode(self, work: Iterator[Work]) -> None:
         """Decode blocks, several at once when there is more than one."""
         first = next(work, None)
         if first is None:
@@ -133,7 +120,7 @@ class _Reading:
         if self._withheld:
             self._out.fact(None, "content_withheld", self._withheld)
 
-    def _take(self, block: _Decoded) -> None:
+    def _take(self, block: Decoded) -> None:
         if block.spans is not None:
             self._add_spans(block.spans)
         if block.requests.logs:
@@ -224,77 +211,6 @@ class _Reading:
         )
 
 
-_Work = Callable[[Resources, bool], _Decoded]
-
-# ---- JSON ----------------------------------------------------------------------------------------
-
-
-def _json_work(start: bytes, stream: IO[bytes]) -> Iterator[_Work]:
-    if otlp_json.is_lines(start):
-        spellings, patterns = Spellings(), Patterns()
-        for block, cut in otlp_json.line_blocks(start, stream, PADDING):
-            yield _lines_work(block, spellings, patterns, cut)
-        return
-    parts = [start]
-    while block := stream.read(otlp_json.BLOCK_BYTES):
-        parts.append(block)
-    yield _document_work(b"".join(parts))
-
-
-def _lines_work(block: bytes, spellings: Spellings, patterns: Patterns, cut: bool) -> _Work:
-    def decode(resources: Resources, keep_content: bool) -> _Decoded:
-        for rest in rests(block, patterns):
-            for take in (lift, _as_it_is):
-                text, lifted = take(rest.text)
-                if text is None:
-                    continue
-                lists = spellings.parse(text, lifted=lifted is not None or rest.spans is not None)
-                if lists is None:
-                    continue
-                placed = rest.place(lists) if rest.spans is not None else None
-                if rest.spans is not None and placed is None:
-                    continue
-                try:
-                    rows = span_rows(
-                        lists.flatten(),
-                        resources,
-                        keep_content=keep_content,
-                        lifted=lifted,
-                        placed=placed,
-                    )
-                except pa.ArrowInvalid:  # integers that are none, or do not fit
-                    continue
-                return _Decoded(rows)
-        return _walked(requests_of_lines(block, cut=cut), resources, keep_content)
-
-    return decode
-
-
-def _as_it_is(block: bytes) -> tuple[bytes, None]:
-    return block, None
-
-
-def _document_work(data: bytes) -> _Work:
-    def decode(resources: Resources, keep_content: bool) -> _Decoded:
-        if data.lstrip()[:1] == b"{":
-            arrow = otlp_json.resource_spans(data, otlp_json.spelling_of(data), pretty=True)
-            if arrow is not None:
-                try:
-                    return _Decoded(span_rows(arrow, resources, keep_content=keep_content))
-                except pa.ArrowInvalid:
-                    pass
-        return _walked(requests_of_document(data), resources, keep_content)
-
-    return decode
-
-
-def _walked(requests: Requests, resources: Resources, keep_content: bool) -> _Decoded:
-    spans = None
-    if requests.spans:
-        spans = span_rows(canonical(requests.spans), resources, keep_content=keep_content)
-    return _Decoded(spans, requests)
-
-
 # ---- protobuf ------------------------------------------------------------------------------------
 
 
@@ -311,7 +227,7 @@ class _Rest:
         return self._stream.read(size)
 
 
-def _protobuf_work(start: bytes, stream: IO[bytes]) -> Iterator[_Work]:
+def _protobuf_work(start: bytes, stream: IO[bytes]) -> Iterator[Work]:
     rest: Any = _Rest(start, stream)
     messages = wire.framed_messages(rest) if wire.is_framed(start) else wire.bare_messages(rest)
     steps = Steps()
@@ -333,8 +249,8 @@ def _protobuf_work(start: bytes, stream: IO[bytes]) -> Iterator[_Work]:
     yield _messages_work(group + ([kept] if kept else []), steps, cut=True)
 
 
-def _messages_work(messages: list[bytes], steps: Steps, *, cut: bool = False) -> _Work:
-    def decode(resources: Resources, keep_content: bool) -> _Decoded:
+def _messages_work(messages: list[bytes], steps: Steps, *, cut: bool = False) -> Work:
+    def decode(resources: Resources, keep_content: bool) -> Decoded:
         requests = Requests()
         traces: list[bytes] = []
         for message in messages:
@@ -354,11 +270,11 @@ def _messages_work(messages: list[bytes], steps: Steps, *, cut: bool = False) ->
         if traces and not requests.spans:
             found = proto.rows(traces, steps, resources, keep_content=keep_content)
         if found is not None:
-            decoded = _Decoded(found, requests)
+            decoded = Decoded(found, requests)
         else:
             for message in traces:
                 _take(message, "traces", requests)
-            decoded = _walked(requests, resources, keep_content)
+            decoded = walked(requests, resources, keep_content)
         if cut:
             requests.problems.append((CUT_OFF, ""))
         return decoded

@@ -82,16 +82,18 @@ def open_trace(
     """
     from dataclasses import replace
 
-    from pdtrace._meanwhile import loading
-    from pdtrace.api import Trace
-    from pdtrace.ingest import STAGES
+    from pdtrace._meanwhile import loading, reading
 
-    options = read_options(since, until, keep_content)
-    with loading(*STAGES, *then) as begin:
-        with progress() as report:
-            trace = Trace.read(paths, replace(options, progress=report, recognised=begin))
-        with trace:
-            yield trace
+    with reading(paths, keep_content=keep_content):
+        options = read_options(since, until, keep_content)
+        from pdtrace.api import Trace
+        from pdtrace.ingest import STAGES
+
+        with loading(*STAGES, *then) as begin:
+            with progress() as report:
+                trace = Trace.read(paths, replace(options, progress=report, recognised=begin))
+            with trace:
+                yield trace
 
 
 @contextlib.contextmanager

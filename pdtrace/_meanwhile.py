@@ -1,11 +1,26 @@
-"""Loads in another thread what a command needs later, while it reads and computes."""
+"""What goes on beside a command: modules that it needs later are loaded, a large file is begun."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
+
+from pdtrace import _no_pandas, _own_process
+
+
+@contextmanager
+def reading(paths: Sequence[str], *, keep_content: bool) -> Iterator[None]:
+    """Let another process begin with the first large file that a collector can begin so, while this one loads libraries."""
+    beside = importlib.import_module("pdtrace.collectors._otlp_beside")
+    with beside.beginning(paths, keep_content=keep_content, prepare=_prepare):
+        yield
+
+
+def _prepare() -> None:
+    _own_process.prepare()
+    _no_pandas.leave_out()
 
 
 @contextmanager

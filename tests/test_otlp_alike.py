@@ -12,7 +12,7 @@ import pytest
 from test_otlp import Rows, attributes, read, request, span
 from test_otlp_lifted import KEYS, VALUES, compact, escaped, spaced, with_numbers
 
-from pdtrace.collectors import _otlp_alike, otlp
+from pdtrace.collectors import _otlp_alike, _otlp_lines
 from pdtrace.collectors._otlp_alike import Patterns
 from pdtrace.collectors._otlp_rest import Rest, rests
 
@@ -28,7 +28,7 @@ def both(data: bytes, monkeypatch: pytest.MonkeyPatch) -> tuple[Rows, pl.DataFra
     """What is read with patterns, and the rows without: all else must be the same."""
     found = read(data)
     with monkeypatch.context() as patch:
-        patch.setattr(otlp, "rests", lambda text, _: [Rest(text)])
+        patch.setattr(_otlp_lines, "rests", lambda text, _: [Rest(text)])
         plain = read(data)
     assert found.frame("resources").equals(plain.frame("resources"))
     assert (found.count, found.skipped, found.facts) == (plain.count, plain.skipped, plain.facts)

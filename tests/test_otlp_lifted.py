@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 from test_otlp import attributes, lines, read, request, span
 
-from pdtrace.collectors import otlp
+from pdtrace.collectors import _otlp_lines
 from pdtrace.collectors._otlp_attributes import INT, LIFTED, STRING
 from pdtrace.collectors._otlp_lifted import lift
 
@@ -78,7 +78,7 @@ def both(data: bytes, monkeypatch: pytest.MonkeyPatch) -> tuple[pl.DataFrame, pl
     """Rows of spans with and without lifting."""
     lifted = read(data)
     with monkeypatch.context() as patch:
-        patch.setattr(otlp, "lift", lambda _: (None, None))
+        patch.setattr(_otlp_lines, "lift", lambda _: (None, None))
         plain = read(data)
     assert lifted.frame("resources").equals(plain.frame("resources"))
     assert lifted.count == plain.count

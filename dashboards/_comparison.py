@@ -82,7 +82,10 @@ def phases(rows: pl.DataFrame) -> Any:
     base = alt.Chart(rows).encode(
         y=alt.Y("phase:N", title=None, sort=rows["phase"].unique(maintain_order=True).to_list()),
         yOffset=alt.YOffset("run:N", sort=list(RUNS)),
-        tooltip=[alt.Tooltip("phase:N"), alt.Tooltip("run:N"), _theme.tip("mean_ms", "mean per request (ms)")],
+        tooltip=[
+            alt.Tooltip("phase:N"), alt.Tooltip("run:N"), _theme.tip("mean_ms", "mean per request (ms)"),
+            alt.Tooltip("upper_bound:N", title="an upper bound"),
+        ],
     )  # fmt: skip
     bars = base.mark_bar().encode(
         x=alt.X("mean_ms:Q", title="mean time per request (ms)", axis=_theme.duration_axis(tickCount=6)), color=_run()

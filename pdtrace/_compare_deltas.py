@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -190,7 +191,7 @@ def _phases(a: Side, b: Side) -> list[Delta]:
     """Seconds per counted request in each phase; together they are the whole duration."""
     if a.phases.is_empty() or b.phases.is_empty():
         return []
-    sums = [_phase_values(s) for s in (a, b)]
+    sums, bounds = [_phase_values(s) for s in (a, b)], [s.bounds() for s in (a, b)]
     found = []
     for detail, phase in PHASE_DETAILS.items():
         if not any(detail in side for side in sums):
@@ -199,10 +200,21 @@ def _phases(a: Side, b: Side) -> list[Delta]:
         difference = two_samples.compare(Sample(samples[0]), Sample(samples[1]))["mean"]
         missing = [x for x, side in zip("AB", sums, strict=True) if detail not in side]
         note = f"no time of {missing[0]} falls into it" if missing else ""
+        at_most = (detail in bounds[0], detail in bounds[1])
+        if any(at_most):
+            note = "; ".join(x for x in (note, _of_bounds(at_most)) if x)
+            difference = replace(difference, interval=None, ratio_interval=None, joint=None)
         found.append(
-            Delta("phase", f"{phase}/{detail}", "mean", "s", difference, None, None, note=note)
-        )
+            Delta("phase", f"{phase}/{detail}", "mean", "s", difference, None, None, note=note, at_most=at_most)
+        )  # fmt: skip
     return found
+
+
+def _of_bounds(at_most: tuple[bool, bool]) -> str:
+    """What a difference says where a side's value is an upper bound."""
+    if all(at_most):
+        return "upper bounds on both sides: how the times themselves differ is not known"
+    return f"an upper bound on {'A' if at_most[0] else 'B'}: the difference is {'at least' if at_most[0] else 'at most'} this"
 
 
 def _phase_values(side: Side) -> dict[str, Floats]:

@@ -75,6 +75,7 @@ class Delta:
     lower_is_better: bool | None = True  # None: neither is better
     judged: bool = False  # takes part in the ranking of its group
     note: str = ""
+    at_most: tuple[bool, bool] = (False, False)  # A's, B's value is an upper bound
 
     @property
     def better(self) -> Literal["A", "B"] | None:
@@ -95,6 +96,7 @@ class Delta:
             "interval": found.interval, "joint_interval": found.joint, "ratio": found.ratio,
             "ratio_interval": found.ratio_interval, "level": self.level,
             "lower_is_better": self.lower_is_better, "judged": self.judged,
+            "upper_bound_a": self.at_most[0], "upper_bound_b": self.at_most[1],
             "note": "; ".join(part for part in (self.note, found.note) if part),
         }  # fmt: skip
 

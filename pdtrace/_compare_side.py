@@ -69,7 +69,7 @@ class Side:
     deployment: Deployment
     requests: pl.DataFrame  # all arrivals, in order
     gaps: pl.DataFrame  # request, gaps_us, emission: as the headline observer saw them
-    phases: pl.DataFrame  # request, detail, duration_ms: of counted requests
+    phases: pl.DataFrame  # request, detail, duration_ms, basis: of counted requests
     facts: tuple[Mapping[str, Any], ...]
     streaming: frozenset[bool]
     digests: frozenset[str]
@@ -106,6 +106,10 @@ class Side:
         return Sample(
             rows["gaps_us"].cast(float).to_numpy() / 1e3, rows["place"].cast(float).to_numpy()
         )
+
+    def bounds(self) -> frozenset[str]:
+        """Details of phases whose time is, on some request, known only as an upper bound."""
+        return frozenset(self.phases.filter(self.phases["basis"] == "upper_bound")["detail"])
 
     def arrivals_s(self) -> Floats:
         """Known instants of arrival, in seconds from the first, in order."""
@@ -166,7 +170,7 @@ def _side(
         observer = next(iter(seen))
     gaps = store.sql(_GAPS, deployment=deployment.id, observer=observer or "")
     phases = store.sql(
-        """SELECT request, phase, detail, duration_ms FROM phase_by_request
+        """SELECT request, phase, detail, duration_ms, basis FROM phase_by_request
            WHERE deployment = $deployment AND counted""",
         deployment=deployment.id,
     )

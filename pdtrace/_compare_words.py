@@ -145,7 +145,7 @@ def _pair(pair: Pair, comparison: Comparison) -> list[Block]:
               rows=tuple(_delta(d) for d in pair.deltas if d.group != "phase"),
               lines=_notes([d for d in pair.deltas if d.group != "phase"])),
         Block("Seconds per request, by phase (B − A)", heads=DELTA_HEADS[:-2], fixed=DELTA_HEADS,
-              rows=tuple(_phase(d) for d in pair.deltas if d.group == "phase")),
+              rows=tuple(_phase(d) for d in pair.deltas if d.group == "phase"), lines=_bounds(pair.deltas)),
         Block("Findings", heads=("finding", "change", "A", "B"), rows=tuple(
             (str(f["id"]), str(f["change"]), str(f["title_a"] or ""), str(f["title_b"] or "")) for f in pair.findings)),
         Block("Assumed", items=pair.assumptions),
@@ -218,4 +218,28 @@ def _phase(d: Delta) -> tuple[str, ...]:
     f = d.found
     values = [None if v is None else 1000 * v for v in (f.a, f.b, f.difference)]
     span = None if f.interval is None else (1000 * f.interval[0], 1000 * f.interval[1])
-    return (d.metric, numbers.duration(values[0]), numbers.duration(values[1]), _signed(values[2], "ms"), _interval(span, "ms"))  # fmt: skip
+    a, b = (
+        at_most(numbers.duration(v), bound) for v, bound in zip(values[:2], d.at_most, strict=True)
+    )
+    change = {(True, False): "≥ ", (False, True): "≤ "}.get(d.at_most, "") + _signed(
+        values[2], "ms"
+    )
+    if all(d.at_most):
+        change = f"{change} of the bounds"
+    return (d.metric, a, b, change, _interval(span, "ms"))
+
+
+def at_most(text: str, bound: bool) -> str:  # a mark on a value
+    """A value with the mark of an upper bound."""
+    return f"≤ {text}" if bound else text
+
+
+def _bounds(figures: Sequence[Delta]) -> tuple[str, ...]:
+    """What the marks of upper bounds mean, where there are any."""
+    if not any(any(d.at_most) for d in figures if d.group == "phase"):
+        return ()
+    told = (
+        "≤: an upper bound, since the data do not tell the time from another (a wait from a transfer, a transfer from the"
+        " prefill that it ran in); a difference with one has no interval"
+    )
+    return (told,)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from pdtrace import _compare_words as words
 from pdtrace import _report_parts as parts
 from pdtrace import numbers, pictures, report
 from pdtrace._compare_model import Comparison
-from pdtrace._compare_words import blocks as blocks_of
 from pdtrace._report_parts import escaped, tag, text
 from pdtrace.pictures import Picture
 
@@ -41,7 +41,7 @@ def page_of(comparison: Comparison, stores: tuple[Store, Store], vega: str) -> s
     """The page: one section a pair of deployments, then what these data do not support."""
     quantiles = [store.query("latency_quantiles") for store in stores]
     sections = [_pair(pair, n, comparison, quantiles) for n, pair in enumerate(comparison.pairs)]
-    last = [block for block in blocks_of(comparison) if not block.empty][-1:]
+    last = [block for block in words.blocks(comparison) if not block.empty][-1:]
     main = "".join(sections) + "".join(_block(block) for block in last)
     names = f"A {comparison.a} against B {comparison.b}"
     return report.shell(names, report.header("pdtrace compare", names), main, vega)
@@ -50,7 +50,7 @@ def page_of(comparison: Comparison, stores: tuple[Store, Store], vega: str) -> s
 def _pair(pair: Pair, number: int, comparison: Comparison, quantiles: Sequence[pl.DataFrame]) -> str:  # fmt: skip
     """One pair: verdict and conditions, pictures, tables."""
     alone = Comparison(comparison.a, comparison.b, (pair,))
-    first, conditions, *rest = blocks_of(alone)[:-1]
+    first, conditions, *rest = words.blocks(alone)[:-1]
     drawn = [picture for picture in pair_pictures(pair, quantiles) if picture.there]
     content = (
         tag("h2", text(first.title))
@@ -191,11 +191,12 @@ def _phase_rows(pair: Pair) -> pl.DataFrame:
         if d.group != "phase" or max((1000 * v for v in values if v is not None), default=0) < LEAST_MS:  # fmt: skip
             continue
         found += [
-            {"phase": d.metric.rpartition("/")[2], "run": run, "mean_ms": 1000 * v, "text": numbers.duration(1000 * v), "level": d.level}
-            for run, v in zip("AB", values, strict=True)
+            {"phase": d.metric.rpartition("/")[2], "run": run, "mean_ms": 1000 * v, "upper_bound": bound,
+             "text": words.at_most(numbers.duration(1000 * v), bound), "level": d.level}
+            for run, v, bound in zip("AB", values, d.at_most, strict=True)
             if v is not None
         ]  # fmt: skip
-    schema = {"phase": pl.String, "run": pl.String, "mean_ms": pl.Float64, "text": pl.String, "level": pl.String}  # fmt: skip
+    schema = {"phase": pl.String, "run": pl.String, "mean_ms": pl.Float64, "upper_bound": pl.Boolean, "text": pl.String, "level": pl.String}  # fmt: skip
     return pl.DataFrame(found, schema=schema)
 
 
@@ -208,8 +209,11 @@ def _phase_sentence(rows: pl.DataFrame) -> str | None:
         return None
     row = found.sort(pl.col("change").abs(), descending=True).row(0, named=True)
     more = "more" if row["change"] > 0 else "less"
-    bound = ", an upper bound" if "upper_bound" in row["phase"] else ""
+    known = rows.filter(pl.col("phase") == row["phase"]).select("run", "upper_bound").iter_rows()
+    at_most = [run for run, bound in known if bound]
+    bound = f", an upper bound in {' and '.join(at_most)}" if at_most else ""
+    a, b = (words.at_most(numbers.duration(row[run]), run in at_most) for run in "AB")
     return (
         f"the greatest change is in {row['phase']}{bound}: {numbers.duration(abs(row['change']))} {more} per request in B "
-        f"({numbers.duration(row['A'])} in A, {numbers.duration(row['B'])} in B)."
+        f"({a} in A, {b} in B)."
     )

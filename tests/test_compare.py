@@ -16,7 +16,9 @@ import pytest
 from door import pdtrace
 
 from pdtrace._compare_side import sides
+from pdtrace._compare_words import blocks
 from pdtrace.compare import compare, compared_sides, report
+from pdtrace.compare_report import _phase_rows
 from pdtrace.diagnose import diagnose
 from pdtrace.errors import BadOption
 from pdtrace.model import Slo
@@ -323,3 +325,45 @@ def test_two_bench_results(shared: Path) -> None:
     p50 = next(d for d in pair["deltas"] if (d["metric"], d["statistic"]) == ("ttft_ms", "p50"))
     assert (p50["a"], p50["b"]) == (pytest.approx(194.0, abs=0.1), pytest.approx(767, abs=1))
     assert p50["interval"][0] > 0
+
+
+def in_transfer(store: Store, ms: float, basis: str) -> Store:
+    """The run with this much KV transfer, and as much prefill, on each request."""
+    requests = [r for (r,) in store.rows("SELECT request FROM requests")]
+    store.append("phase_sums", [
+        {"request": r, "phase": phase, "detail": detail, "duration_ns": int(ms * 1e6), "ttft_part_ns": int(ms * 1e6),
+         "basis": told, "placed_ns": 0, "bound_ns": int(ms * 1e6) if told == "upper_bound" else 0}
+        for r in requests for phase, detail, told in (("kv_transfer", "kv_transfer", basis), ("prefill", "prefill_exec", "measured"))
+    ])  # fmt: skip
+    return store
+
+
+@pytest.mark.parametrize(
+    ("bases", "a", "b", "change"),
+    [
+        (("measured", "measured"), "20.0 ms", "50.0 ms", "+30.0 ms"),
+        (("upper_bound", "measured"), "≤ 20.0 ms", "50.0 ms", "≥ +30.0 ms"),
+        (("measured", "upper_bound"), "20.0 ms", "≤ 50.0 ms", "≤ +30.0 ms"),
+        (("upper_bound", "upper_bound"), "≤ 20.0 ms", "≤ 50.0 ms", "+30.0 ms of the bounds"),
+    ],
+)
+def test_a_phase_that_is_an_upper_bound_says_so(
+    bases: tuple[str, str], a: str, b: str, change: str
+) -> None:
+    first = in_transfer(made(1, n=20), 20, bases[0])
+    second = in_transfer(made(2, n=20), 50, bases[1])
+    found = compare(first, second, ("a", "b"))
+    (pair,) = found.pairs
+    (phases,) = [block for block in blocks(found) if "by phase" in block.title]
+    rows = {row[0]: row[1:] for row in phases.rows}
+    assert rows["kv_transfer/kv_transfer"][:3] == (a, b, change)
+    assert rows["prefill/prefill_exec"][:3] == ("20.0 ms", "50.0 ms", "+30.0 ms")
+    told = delta(pair, "kv_transfer/kv_transfer", "mean").to_dict()
+    assert (told["upper_bound_a"], told["upper_bound_b"]) == tuple(
+        basis == "upper_bound" for basis in bases
+    )
+    bounded = "upper_bound" in bases
+    assert (told["interval"] is None) == bounded
+    assert ("upper bound" in told["note"]) == bounded == bool(phases.lines)
+    drawn = _phase_rows(pair).filter(phase="kv_transfer")
+    assert drawn["text"].to_list() == [a, b]

@@ -84,10 +84,14 @@ def test_phases_of_neither_run_are_left_out(
     found: tuple[compare.Comparison, list[pl.DataFrame]],
 ) -> None:
     rows = pl.DataFrame(
-        {"phase": ["prefill", "prefill", "queue", "queue"], "run": ["A", "B", "A", "B"], "mean_ms": [10.0, 30.0, 5.0, 4.0], "text": [""] * 4, "level": [None] * 4}
+        {"phase": ["prefill", "prefill", "queue", "queue"], "run": ["A", "B", "A", "B"], "mean_ms": [10.0, 30.0, 5.0, 4.0], "upper_bound": [False] * 4, "text": [""] * 4, "level": [None] * 4}
     )  # fmt: skip
     assert compare_report._phase_sentence(rows) == (
         "the greatest change is in prefill: 20.0 ms more per request in B (10.0 ms in A, 30.0 ms in B)."
+    )
+    bounded = rows.with_columns(upper_bound=pl.Series([True, False, False, False]))
+    assert compare_report._phase_sentence(bounded) == (
+        "the greatest change is in prefill, an upper bound in A: 20.0 ms more per request in B (≤ 10.0 ms in A, 30.0 ms in B)."
     )
     assert compare_report._phase_sentence(rows.head(0)) is None
     assert compare_report._phase_sentence(rows.filter(pl.col("run") == "A")) is None

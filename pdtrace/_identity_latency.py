@@ -180,15 +180,7 @@ def gathered(legs: pl.DataFrame, observers: dict[str, pl.DataFrame]) -> pl.DataF
     outside = [n for n in names if n != "engine"]
     origin = outermost("first_token_origin")
     if engine and outside:
-        seen_first = pl.coalesce(f"first:{n}" for n in outside)
-        made = pl.col("first:engine")
-        origin = pl.coalesce(
-            origin,
-            pl.when(disaggregated & (seen_first < made - COARSE_NS))
-            .then(pl.lit("prefill"))
-            .when(disaggregated & (seen_first >= made - COARSE_NS))
-            .then(pl.lit("decode")),
-        )
+        origin = pl.coalesce(origin, pl.when(disaggregated).then(_made_by(outside)))
     outcome = outermost("outcome")
     if engine and outside:
         broken = _broken_behind_a_status(outside, of)
@@ -221,6 +213,26 @@ def gathered(legs: pl.DataFrame, observers: dict[str, pl.DataFrame]) -> pl.DataF
         origin.alias("first_token_origin"),
         outermost("ran_on").alias("ran_on"),
         pl.any_horizontal(pl.col(f"ran:{n}").fill_null(value=False) for n in names).alias("ran"),
+    )
+
+
+def _made_by(outside: list[str]) -> pl.Expr:
+    """Who made the first token that was delivered, by when it was seen and when D made its first one.
+
+    No answer is seen to end before D made its last token, and none is made before it was asked for: clocks
+    that say so are apart by as much. Where that would turn the answer, nobody knows it.
+    """
+    seen, begun, over = (
+        pl.coalesce(f"{c}:{n}" for n in outside) for c in ("first", "begin", "finish")
+    )
+    made = pl.col("first:engine")
+    ahead = (pl.col("finish:engine") - over).clip(0).fill_null(0)
+    behind = (begun - pl.col("begin:engine")).clip(0).fill_null(0)
+    return (
+        pl.when((seen < made - COARSE_NS) & (seen < made - ahead - COARSE_NS))
+        .then(pl.lit("prefill"))
+        .when((seen >= made - COARSE_NS) & (seen >= made + behind - COARSE_NS))
+        .then(pl.lit("decode"))
     )
 
 

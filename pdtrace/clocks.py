@@ -50,6 +50,40 @@ WHERE p.worker <> c.worker AND coalesce(p.resolution_ns, 1) <= 1000000
   AND coalesce(wa.host <> wb.host, true)
 ORDER BY ALL
 """
+# A request of P and D under one outer record: neither works before it begins, P is done when its first
+# token is seen, D when it ends. Wider than hops, so only what lies clear of its own width counts.
+_PAIRED = f"""
+WITH fine AS (
+  FROM legs
+  WHERE request IS NOT NULL AND container IS NOT TRUE AND start_ns IS NOT NULL AND end_ns IS NOT NULL
+    AND coalesce(clock, 'wall') = 'wall' AND coalesce(resolution_ns, 1) <= 1000000
+),
+outermost AS (
+  FROM fine
+  WHERE observer <> 'engine' AND status = 'completed'
+  QUALIFY row_number() OVER (
+    PARTITION BY request ORDER BY list_position({list(OBSERVERS)}, observer) DESC, start_ns, leg) = 1
+),
+half AS (
+  FROM fine
+  WHERE observer = 'engine' AND status = 'completed'
+  QUALIFY count(*) FILTER (role = 'prefill') OVER (PARTITION BY request) = 1
+    AND count(*) FILTER (role = 'decode') OVER (PARTITION BY request) = 1
+    AND count(*) OVER (PARTITION BY request) = 2
+)
+SELECT o.deployment, o.worker AS a, h.worker AS b, o.start_ns AS sent,
+  CASE WHEN h.role = 'prefill' THEN coalesce(o.first_token_ns, o.end_ns) ELSE o.end_ns END AS back,
+  h.start_ns AS received,
+  CASE WHEN h.role = 'prefill' THEN coalesce(h.first_token_ns, h.end_ns)
+    ELSE coalesce(h.last_token_ns, h.end_ns) END AS answered,
+  coalesce(greatest(o.resolution_ns, h.resolution_ns), 1) AS resolution
+FROM outermost AS o
+JOIN half AS h ON h.request = o.request
+LEFT JOIN workers AS wa ON wa.worker = o.worker
+LEFT JOIN workers AS wb ON wb.worker = h.worker
+WHERE o.worker <> h.worker AND coalesce(wa.host <> wb.host, true)
+ORDER BY ALL
+"""
 SHIFTED = "hop bounds; instants of this worker shifted by the midpoint, minute by minute"
 
 
@@ -75,8 +109,9 @@ def align(store: Store) -> None:
     """Fill clocks; give instants to legs on other clocks; shift workers that are clearly off."""
     known = store.short("FROM clocks")
     before = known.filter(pl.col("method") == SHIFTED)
-    hops, domains = _to_align(store)
-    found = (_hosts(store) if hops else []) + (_domains(store) if domains else [])
+    hops, halves, domains = _to_align(store)
+    found = _hosts(store, recorded=hops) if hops or halves else []
+    found += _domains(store) if domains else []
     if not found and known.is_empty():
         return
     rows = pl.DataFrame(found, schema=_SCHEMA)
@@ -85,28 +120,37 @@ def align(store: Store) -> None:
     store.replace("clocks", pl.concat([rows, before.select(rows.columns)]))
 
 
-def _to_align(store: Store) -> tuple[bool, bool]:
-    """Whether there are hops between workers; whether requests have instants on other clocks."""
-    asked = "SELECT bool_or(container), bool_or(clock <> 'wall' AND clock_start_ns IS NOT NULL AND request IS NOT NULL) FROM legs"
-    ((hops, domains),) = store.rows(asked)
-    return bool(hops), bool(domains)
+def _to_align(store: Store) -> tuple[bool, bool, bool]:
+    """Whether there are hops between workers; halves of P/D requests; requests with instants on other clocks."""
+    asked = """SELECT bool_or(container), bool_or(role = 'prefill' AND request IS NOT NULL),
+                 bool_or(clock <> 'wall' AND clock_start_ns IS NOT NULL AND request IS NOT NULL) FROM legs"""
+    ((hops, halves, domains),) = store.rows(asked)
+    return bool(hops), bool(halves), bool(domains)
 
 
 def _domains(store: Store) -> list[dict[str, object]]:
-    """Domains without epoch: offset = low quantile of (arrival at the server - start there)."""
+    """Domains without epoch: offset = low quantile of (arrival at the server - start there).
+
+    Arrivals in log lines of whole seconds would pull it down by up to a second: they count only
+    where few others are there.
+    """
     pairs = store.sql(
         """WITH mine AS (
              SELECT leg, clock, deployment, request, clock_start_ns FROM legs
              WHERE clock IS NOT NULL AND clock <> 'wall' AND clock_start_ns IS NOT NULL
                AND request IS NOT NULL
            ), servers AS (
-             SELECT request, coalesce(min(start_ns) FILTER (coalesce(resolution_ns, 1) <= 1000000),
+             SELECT request, bool_or(coalesce(resolution_ns, 1) <= 1000000) AS fine,
+               coalesce(min(start_ns) FILTER (coalesce(resolution_ns, 1) <= 1000000),
                                       min(start_ns)) AS arrival FROM legs
              WHERE container IS NOT TRUE AND observer <> 'client' AND start_ns IS NOT NULL
                AND coalesce(clock, 'wall') = 'wall' AND request IN (SELECT request FROM mine)
              GROUP BY request)
            SELECT clock, deployment, arrival - clock_start_ns AS offset_ns
-           FROM mine JOIN servers USING (request) ORDER BY ALL"""
+           FROM mine JOIN servers USING (request)
+           QUALIFY fine OR count(*) FILTER (fine) OVER (PARTITION BY clock, deployment) < $least
+           ORDER BY ALL""",
+        least=LEAST_PAIRS,
     )
     if pairs.height == 0:
         return []
@@ -159,8 +203,43 @@ def domain_offset(
     }
 
 
-def _hosts(store: Store) -> list[dict[str, object]]:
-    """Bounds on the clock offset between workers that exchange requests through recorded hops."""
+def _hosts(store: Store, *, recorded: bool) -> list[dict[str, object]]:
+    """Bounds on the clock offset between workers that exchange requests."""
+    hops = _recorded(store) if recorded else pl.DataFrame()
+    paired = hops.height < LEAST_PAIRS
+    if paired:
+        hops = store.sql(_PAIRED)
+    if hops.height < LEAST_PAIRS:
+        return []
+    found: list[dict[str, object]] = []
+    windows = [store.sql("FROM clock_windows")]
+    for key, part in hops.group_by(["deployment", "a", "b"], maintain_order=True):
+        if part.height < LEAST_PAIRS:
+            continue
+        deployment, a, b = (None if k is None else str(k) for k in key)
+        bounds, moving = hop_bounds(part)
+        if paired and not _clear(moving):
+            continue
+        name: dict[str, object] = {"deployment": deployment, "domain": b, "reference": a}
+        found.append({**name, **bounds, "pairs": part.height})
+        if moving is not None:
+            windows.append(_windows(name, moving))
+    if len(windows) > 1:
+        _shift(store, pl.concat(windows[1:]))
+        store.replace("clock_windows", pl.concat(windows))
+    return found
+
+
+def _clear(found: Offsets | None) -> bool:
+    """Whether an offset lies farther from none than its bounds lie from each other."""
+    if found is None:
+        return False
+    near = np.maximum(found.low, -found.high)
+    return bool((near > found.high - found.low)[found.feasible].all())
+
+
+def _recorded(store: Store) -> pl.DataFrame:
+    """Messages between workers: hops on record and the requests below them."""
     hops = store.sql(
         """SELECT p.deployment, p.worker AS a, c.worker AS b, p.start_ns AS sent, p.end_ns AS back,
                   c.start_ns AS received, c.end_ns AS answered,
@@ -175,25 +254,7 @@ def _hosts(store: Store) -> list[dict[str, object]]:
              AND coalesce(wa.host <> wb.host, true)
            ORDER BY ALL"""
     )
-    if hops.height < LEAST_PAIRS:
-        hops = store.sql(_ENCLOSED)
-    if hops.height < LEAST_PAIRS:
-        return []
-    found: list[dict[str, object]] = []
-    windows = [store.sql("FROM clock_windows")]
-    for key, part in hops.group_by(["deployment", "a", "b"], maintain_order=True):
-        if part.height < LEAST_PAIRS:
-            continue
-        deployment, a, b = (None if k is None else str(k) for k in key)
-        bounds, moving = hop_bounds(part)
-        name: dict[str, object] = {"deployment": deployment, "domain": b, "reference": a}
-        found.append({**name, **bounds, "pairs": part.height})
-        if moving is not None:
-            windows.append(_windows(name, moving))
-    if len(windows) > 1:
-        _shift(store, pl.concat(windows[1:]))
-        store.replace("clock_windows", pl.concat(windows))
-    return found
+    return hops if hops.height >= LEAST_PAIRS else store.sql(_ENCLOSED)
 
 
 def hop_bounds(hops: pl.DataFrame) -> tuple[dict[str, object], Offsets | None]:

@@ -165,6 +165,72 @@ def test_domain_offset_is_the_least_delayed_request() -> None:
     assert row["residual_p50_ns"] == 45 * MS
 
 
+def test_arrivals_of_whole_seconds_do_not_pull_a_clock_that_others_tell(store: Store) -> None:
+    legs: list[dict[str, Any]] = []
+    for n in range(40):
+        start = n * 170 * MS
+        arrival = start + 5_000 * MS + (1 + n % 3) * MS
+        log = n % 5 == 0  # aborted requests leave a log line only
+        legs += [
+            {"leg": f"c{n}", "request": f"q{n}", "observer": "client", "clock": "perf:x",
+             "clock_start_ns": start, "ttft_ms": 30.0},
+            {"leg": f"s{n}", "request": f"q{n}", "observer": "engine", "clock": "wall",
+             "start_ns": arrival // (1_000 * MS) * 1_000 * MS if log else arrival,
+             "resolution_ns": 1_000 * MS if log else 1},
+        ]  # fmt: skip
+    store.append("legs", legs)
+    clocks.align(store)
+    row = store.sql("FROM clocks").row(0, named=True)
+    assert (row["offset_ns"], row["half_width_ns"], row["pairs"]) == (-5_001 * MS, MS, 32)
+
+
+def pairs_under_a_router(store: Store, *, p: int, d: int, late: int = 0) -> None:
+    """P/D requests of 20 (n even) or 200 ms of prefill; `p` and `d` are the clocks of P and D."""
+    legs: list[dict[str, Any]] = []
+    for n in range(30):
+        t, prefill = n * 300 * MS, (20 if n % 2 == 0 else 200) * MS
+        base = {
+            "deployment": "d",
+            "request": f"q{n}",
+            "clock": "wall",
+            "resolution_ns": 1,
+            "status": "completed",
+        }
+        made = t + 2 * MS + prefill
+        first = made + 8 * MS
+        legs += [
+            {**base, "leg": f"r{n}", "worker": "instance:r", "observer": "router",
+             "start_ns": t, "first_token_ns": first + MS, "end_ns": t + 600 * MS},
+            {**base, "leg": f"p{n}", "worker": "instance:p", "observer": "engine", "role": "prefill",
+             "start_ns": t + 2 * MS + p, "first_token_ns": made + p, "end_ns": made + p},
+            {**base, "leg": f"e{n}", "worker": "instance:e", "observer": "engine", "role": "decode",
+             "start_ns": made + 2 * MS + d, "first_token_ns": first + d, "end_ns": t + 599 * MS + d + late},
+        ]  # fmt: skip
+    store.append("legs", legs)
+    store.append("workers", [{"worker": f"instance:{w}"} for w in "rpe"])
+
+
+def test_halves_under_a_router_tell_clocks_that_are_far_off(store: Store) -> None:
+    pairs_under_a_router(store, p=-120 * MS, d=45 * MS)
+    clocks.align(store)
+    found = {r["domain"]: r for r in store.sql("FROM clocks").iter_rows(named=True)}
+    for worker, theta in (("instance:p", -120 * MS), ("instance:e", 45 * MS)):
+        row = found[worker]
+        assert row["lower_ns"] <= theta <= row["upper_ns"]
+        assert row["half_width_ns"] < 15 * MS
+    moved = "SELECT start_ns FROM legs WHERE leg = 'p0'"
+    assert abs(store.scalar(moved) - 2 * MS) <= found["instance:p"]["half_width_ns"]
+
+
+@pytest.mark.parametrize(
+    "clock", [{"p": 0, "d": 0}, {"p": 3 * MS, "d": -2 * MS}, {"p": 0, "d": 0, "late": 30 * MS}]
+)
+def test_halves_that_may_fit_are_not_moved(store: Store, clock: dict[str, int]) -> None:
+    pairs_under_a_router(store, **clock)
+    clocks.align(store)
+    assert store.count("clocks") == 0
+
+
 def skewed_fleet(store: Store, theta: int) -> None:
     legs: list[dict[str, Any]] = []
     rows = hops(theta, count=20)

@@ -235,6 +235,27 @@ def test_router_prefill_and_decode_are_one_disaggregated_request(fleet: Fleet) -
     assert "direct_parent" in rules
 
 
+@pytest.mark.parametrize(
+    ("seen", "end", "d_end", "made", "origin"),
+    [
+        (0.50, 2.0, 1.9, 0.55, "prefill"),  # P's token was seen before D made one
+        (0.61, 2.0, 1.9, 0.55, "decode"),
+        # D ends after its answer was seen to end: its clock is 0.2 s ahead, which turns the answer
+        (0.61, 2.0, 2.2, 0.75, None),
+        (0.10, 2.0, 2.2, 0.75, "prefill"),  # not even that explains it
+    ],
+)
+def test_clocks_that_contradict_each_other_do_not_tell_who_made_the_first_token(
+    fleet: Fleet, seen: float, end: float, d_end: float, made: float, origin: str | None
+) -> None:
+    ids: dict[str, Any] = {"request_id": "cmpl-x-0", "external_id": "x"}
+    fleet.leg("R", "router", "instance:r", 0, end, first=seen, **ids)
+    fleet.leg("P", "engine", "instance:p", 0.02, 0.49, first=0.48, role="prefill", **ids)
+    fleet.leg("D", "engine", "instance:d", 0.52, d_end, first=made, role="decode", **ids)
+    row = only(fleet.run())
+    assert (row["mode"], row["first_token_origin"]) == ("disaggregated", origin)
+
+
 def test_seeded_generator_repeats_ids_in_two_deployments(fleet: Fleet) -> None:
     for n in range(3):
         router_pd(fleet, "1", n, f"t{n}", f"x-{n}", "one/a.json")

@@ -49,6 +49,8 @@ _CONTENT_KEY = re.compile(
     )$""",
     re.VERBOSE | re.IGNORECASE,
 )
+# Lists of ids that conventions define: long together, and no content.
+_ID_LISTS = frozenset({"pdtrace.step.member.ids"})
 # Stack traces help and are long: cut, not withheld.
 _CUT_KEY = "exception.stacktrace"
 
@@ -97,7 +99,8 @@ def redact(value: Any, key: str = "", *, long_texts: bool = True) -> Counted:
     if not isinstance(value, (list, dict)):
         return Counted(value)
     size = _text_bytes(value)
-    if size and (is_content_key(key) or (isinstance(value, list) and size > limit)):
+    long = isinstance(value, list) and size > limit and key not in _ID_LISTS
+    if size and (is_content_key(key) or long):
         return Counted(orjson.loads(stand_in(json_text(value))), 1)
     if isinstance(value, list):
         parts = [redact(item, key, long_texts=long_texts) for item in value]

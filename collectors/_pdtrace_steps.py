@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import orjson
 import polars as pl
 
 from pdtrace import semconv as s
@@ -31,7 +34,7 @@ def steps(mine: pl.DataFrame) -> pl.DataFrame:
         "offset": _numbers(s.STEP_OFFSETS_NS),
         "elapsed_ns": _numbers(s.STEP_ELAPSED_NS),
         **{name: _numbers(key) for name, key in s.STEP_COUNTS.items()},
-        "kv_usage_ratio": pl.col(s.STEP_KV_USAGE).str.json_decode(pl.List(pl.Float64)),
+        "kv_usage_ratio": arrays_of(s.STEP_KV_USAGE, pl.Float64),
     }
     length = pl.col("elapsed_ns").list.len()
     rows = (
@@ -59,7 +62,7 @@ def steps(mine: pl.DataFrame) -> pl.DataFrame:
 def members(mine: pl.DataFrame) -> pl.DataFrame:
     """Rows of the table step_members."""
     arrays = {f"member_{name}": _numbers(key) for name, key in s.STEP_MEMBERS.items()}
-    ids = pl.col(s.STEP_MEMBER_IDS).str.json_decode(pl.List(pl.String))
+    ids = arrays_of(s.STEP_MEMBER_IDS, pl.String)
     length = pl.col("member_step").list.len()
     rows = (
         _runs(mine)
@@ -89,7 +92,37 @@ def _runs(mine: pl.DataFrame) -> pl.DataFrame:
 
 
 def _numbers(key: str) -> pl.Expr:
-    return pl.col(key).str.json_decode(pl.List(pl.Int64))
+    return arrays_of(key, pl.Int64)
+
+
+def arrays_of(key: str, kind: type[pl.DataType]) -> pl.Expr:
+    """Lists out of JSON texts; NULL where a text is something else, as others may send."""
+    return pl.col(key).map_batches(lambda texts: _decoded(texts, kind), return_dtype=pl.List(kind))
+
+
+def _decoded(texts: pl.Series, kind: type[pl.DataType]) -> pl.Series:
+    try:
+        return texts.str.json_decode(pl.List(kind))
+    except pl.exceptions.ComputeError:
+        return pl.Series(
+            texts.name, [_list(text, _PLAIN[kind]) for text in texts], dtype=pl.List(kind)
+        )
+
+
+_PLAIN: dict[type[pl.DataType], tuple[type, ...]] = {
+    pl.Int64: (int,),
+    pl.Float64: (int, float),
+    pl.String: (str,),
+}
+
+
+def _list(text: str | None, kinds: tuple[type, ...]) -> list[Any] | None:
+    try:
+        found = orjson.loads(text or "null")
+    except orjson.JSONDecodeError:
+        return None
+    plain = isinstance(found, list) and all(type(item) in kinds for item in found)
+    return found if plain else None
 
 
 def _as_long_as(name: str, length: pl.Expr) -> pl.Expr:

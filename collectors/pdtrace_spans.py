@@ -11,7 +11,7 @@ from pdtrace import model
 from pdtrace import semconv as s
 from pdtrace.model import Claims, Sink
 
-from ._pdtrace_steps import ATTRIBUTES, members, steps
+from ._pdtrace_steps import ATTRIBUTES, arrays_of, members, steps
 from ._spans_only import read, sniff
 
 __all__ = ["CLAIMS", "TITLE", "interpret", "read", "sniff"]
@@ -181,7 +181,7 @@ def _legs(requests: pl.DataFrame) -> pl.DataFrame:
 
 
 def _offsets(key: str) -> pl.Expr:
-    return pl.col(key).str.json_decode(pl.List(pl.Int64))
+    return arrays_of(key, pl.Int64)
 
 
 def _intervals(phases: pl.DataFrame) -> pl.DataFrame:

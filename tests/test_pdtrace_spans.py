@@ -8,6 +8,7 @@ import polars as pl
 
 from pdtrace import semconv as s
 from pdtrace.collectors import pdtrace_spans
+from pdtrace.collectors._otlp_content import redact
 
 MS = 1_000_000
 TYPES = {str: pl.String, int: pl.Int64, float: pl.Float64, bool: pl.Boolean}
@@ -89,3 +90,32 @@ def test_token_times_are_a_stream_and_transfers_carry_bytes() -> None:
     assert out["streams"].row(0, named=True)["gaps_us"] == [10000, 20000, 30000]
     transfer = out["transfers"].row(0, named=True)
     assert (transfer["bytes"], transfer["duration_ms"], transfer["leg"]) == (4096, 20, "t/r")
+
+
+def test_arrays_that_are_none_leave_what_they_tell_unknown_and_the_rest_whole() -> None:
+    bad = '{"length": 9000, "sha256": "0"}'
+    step = {"name": s.SPAN_STEPS, "start_ns": 0, "end_ns": MS, "worker": "d", s.STEP_FIRST_SEQ: 0}
+    spans = frame(
+        pdtrace_spans.CLAIMS,
+        [
+            {**step, "span_id": "a", s.STEP_ELAPSED_NS: "[5, 6]", s.STEP_MEMBER_IDS: bad,
+             s.STEP_MEMBERS["step"]: "[0]", s.STEP_MEMBERS["request"]: "[0]"},
+            {**step, "span_id": "b", s.STEP_FIRST_SEQ: 2, s.STEP_ELAPSED_NS: '["7"]'},
+            {**step, "span_id": "c", s.STEP_FIRST_SEQ: 3, s.STEP_ELAPSED_NS: "7"},
+            {"span_id": "r", "name": s.SPAN_REQUEST, "kind": "server", "start_ns": 0, "end_ns": 9,
+             s.FIRST_TOKEN_NS: 1, s.TOKEN_TIMES_US: "[0, 1.5]"},
+        ],
+    )  # fmt: skip
+    out = Rows()
+    pdtrace_spans.interpret(spans, pl.DataFrame(), out)  # type: ignore[arg-type]
+    known = out["steps"].filter(pl.col("elapsed_ns").is_not_null())
+    assert known.select("seq", "elapsed_ns").rows() == [(0, 5), (1, 6)]
+    assert out["step_members"]["request_id"].to_list() == [None]
+    assert out["legs"].height == 1
+
+
+def test_many_ids_of_one_run_are_no_content() -> None:
+    ids = [f"cmpl-{n:060d}" for n in range(100)]
+    assert redact(ids, s.STEP_MEMBER_IDS).value == ids
+    assert redact(ids, "unknown.list").withheld == 1
+    assert redact(["x" * 5000], s.STEP_MEMBER_IDS).withheld == 1

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from pdtrace import _clock_messages as messages
 from pdtrace._clock_windows import LEAST_PAIRS, Offsets, offsets
 from pdtrace.model import OBSERVERS
 from pdtrace.store import Store
@@ -21,69 +22,6 @@ _SCHEMA = {
     "residual_p50_ns": pl.Int64, "residual_p95_ns": pl.Int64, "windows": pl.Int64,
     "infeasible_windows": pl.Int64, "method": pl.String,
 }  # fmt: skip
-# Where no engine leg names the hop that asked for it, the one hop of a request encloses its one engine leg.
-_ENCLOSED = """
-WITH hop AS (
-  SELECT request, any_value(deployment) AS deployment, any_value(worker) AS worker,
-    any_value(start_ns) AS start_ns, any_value(end_ns) AS end_ns, any_value(resolution_ns) AS resolution_ns
-  FROM legs
-  WHERE container AND request IS NOT NULL AND coalesce(clock, 'wall') = 'wall' AND start_ns IS NOT NULL
-  GROUP BY request HAVING count(*) = 1
-),
-engine AS (
-  SELECT request, any_value(worker) AS worker, any_value(start_ns) AS start_ns, any_value(end_ns) AS end_ns,
-    any_value(resolution_ns) AS resolution_ns
-  FROM legs
-  WHERE observer = 'engine' AND container IS NOT TRUE AND status = 'completed' AND parent_span_id IS NULL
-    AND coalesce(clock, 'wall') = 'wall' AND start_ns IS NOT NULL
-    AND coalesce(resolution_ns, 1) <= 1000000
-  GROUP BY request HAVING count(*) = 1
-)
-SELECT p.deployment, p.worker AS a, c.worker AS b, p.start_ns AS sent, p.end_ns AS back,
-  c.start_ns AS received, c.end_ns AS answered,
-  coalesce(greatest(p.resolution_ns, c.resolution_ns), 1) AS resolution
-FROM hop AS p
-JOIN engine AS c ON c.request = p.request
-LEFT JOIN workers AS wa ON wa.worker = p.worker
-LEFT JOIN workers AS wb ON wb.worker = c.worker
-WHERE p.worker <> c.worker AND coalesce(p.resolution_ns, 1) <= 1000000
-  AND coalesce(wa.host <> wb.host, true)
-ORDER BY ALL
-"""
-# A request of P and D under one outer record: neither works before it begins, P is done when its first
-# token is seen, D when it ends. Wider than hops, so only what lies clear of its own width counts.
-_PAIRED = f"""
-WITH fine AS (
-  FROM legs
-  WHERE request IS NOT NULL AND container IS NOT TRUE AND start_ns IS NOT NULL AND end_ns IS NOT NULL
-    AND coalesce(clock, 'wall') = 'wall' AND coalesce(resolution_ns, 1) <= 1000000
-),
-outermost AS (
-  FROM fine
-  WHERE observer <> 'engine' AND status = 'completed'
-  QUALIFY row_number() OVER (
-    PARTITION BY request ORDER BY list_position({list(OBSERVERS)}, observer) DESC, start_ns, leg) = 1
-),
-half AS (
-  FROM fine
-  WHERE observer = 'engine' AND status = 'completed'
-  QUALIFY count(*) FILTER (role = 'prefill') OVER (PARTITION BY request) = 1
-    AND count(*) FILTER (role = 'decode') OVER (PARTITION BY request) = 1
-    AND count(*) OVER (PARTITION BY request) = 2
-)
-SELECT o.deployment, o.worker AS a, h.worker AS b, o.start_ns AS sent,
-  CASE WHEN h.role = 'prefill' THEN coalesce(o.first_token_ns, o.end_ns) ELSE o.end_ns END AS back,
-  h.start_ns AS received,
-  CASE WHEN h.role = 'prefill' THEN coalesce(h.first_token_ns, h.end_ns)
-    ELSE coalesce(h.last_token_ns, h.end_ns) END AS answered,
-  coalesce(greatest(o.resolution_ns, h.resolution_ns), 1) AS resolution
-FROM outermost AS o
-JOIN half AS h ON h.request = o.request
-LEFT JOIN workers AS wa ON wa.worker = o.worker
-LEFT JOIN workers AS wb ON wb.worker = h.worker
-WHERE o.worker <> h.worker AND coalesce(wa.host <> wb.host, true)
-ORDER BY ALL
-"""
 SHIFTED = "hop bounds; instants of this worker shifted by the midpoint, minute by minute"
 
 
@@ -109,8 +47,8 @@ def align(store: Store) -> None:
     """Fill clocks; give instants to legs on other clocks; shift workers that are clearly off."""
     known = store.short("FROM clocks")
     before = known.filter(pl.col("method") == SHIFTED)
-    hops, halves, domains = _to_align(store)
-    found = _hosts(store, recorded=hops) if hops or halves else []
+    hops, others, domains = _to_align(store)
+    found = _hosts(store, recorded=hops) if hops or others else []
     found += _domains(store) if domains else []
     if not found and known.is_empty():
         return
@@ -121,11 +59,13 @@ def align(store: Store) -> None:
 
 
 def _to_align(store: Store) -> tuple[bool, bool, bool]:
-    """Whether there are hops between workers; halves of P/D requests; requests with instants on other clocks."""
-    asked = """SELECT bool_or(container), bool_or(role = 'prefill' AND request IS NOT NULL),
+    """Whether there are hops between workers; halves of P/D requests or clients; instants on other clocks."""
+    asked = """SELECT bool_or(container),
+                 bool_or((role = 'prefill' OR observer = 'client' AND coalesce(clock, 'wall') = 'wall')
+                   AND start_ns IS NOT NULL AND request IS NOT NULL),
                  bool_or(clock <> 'wall' AND clock_start_ns IS NOT NULL AND request IS NOT NULL) FROM legs"""
-    ((hops, halves, domains),) = store.rows(asked)
-    return bool(hops), bool(halves), bool(domains)
+    ((hops, others, domains),) = store.rows(asked)
+    return bool(hops), bool(others), bool(domains)
 
 
 def _domains(store: Store) -> list[dict[str, object]]:
@@ -204,30 +144,44 @@ def domain_offset(
 
 
 def _hosts(store: Store, *, recorded: bool) -> list[dict[str, object]]:
-    """Bounds on the clock offset between workers that exchange requests."""
-    hops = _recorded(store) if recorded else pl.DataFrame()
+    """Bounds on the clock offset between workers that exchange requests, and between them and clients."""
+    hops = messages.recorded(store) if recorded else pl.DataFrame()
     paired = hops.height < LEAST_PAIRS
-    if paired:
-        hops = store.sql(_PAIRED)
-    if hops.height < LEAST_PAIRS:
-        return []
     found: list[dict[str, object]] = []
     windows = [store.sql("FROM clock_windows")]
+    for part, wide in (
+        (messages.halves(store) if paired else hops, paired),
+        (messages.clients(store), True),
+    ):
+        rows, moving = _between(part, wide=wide)
+        found += rows
+        windows += moving
+    if len(windows) > 1:
+        _shift(store, pl.concat(windows[1:]))
+        store.replace("clock_windows", pl.concat(windows))
+    return found
+
+
+def _between(
+    hops: pl.DataFrame, *, wide: bool
+) -> tuple[list[dict[str, object]], list[pl.DataFrame]]:
+    """Rows of clocks and of clock_windows from messages; `wide` ones count only where they lie clear of none."""
+    found: list[dict[str, object]] = []
+    windows: list[pl.DataFrame] = []
+    if hops.height < LEAST_PAIRS:
+        return found, windows
     for key, part in hops.group_by(["deployment", "a", "b"], maintain_order=True):
         if part.height < LEAST_PAIRS:
             continue
         deployment, a, b = (None if k is None else str(k) for k in key)
         bounds, moving = hop_bounds(part)
-        if paired and not _clear(moving):
+        if wide and not _clear(moving):
             continue
         name: dict[str, object] = {"deployment": deployment, "domain": b, "reference": a}
         found.append({**name, **bounds, "pairs": part.height})
         if moving is not None:
             windows.append(_windows(name, moving))
-    if len(windows) > 1:
-        _shift(store, pl.concat(windows[1:]))
-        store.replace("clock_windows", pl.concat(windows))
-    return found
+    return found, windows
 
 
 def _clear(found: Offsets | None) -> bool:
@@ -236,25 +190,6 @@ def _clear(found: Offsets | None) -> bool:
         return False
     near = np.maximum(found.low, -found.high)
     return bool((near > found.high - found.low)[found.feasible].all())
-
-
-def _recorded(store: Store) -> pl.DataFrame:
-    """Messages between workers: hops on record and the requests below them."""
-    hops = store.sql(
-        """SELECT p.deployment, p.worker AS a, c.worker AS b, p.start_ns AS sent, p.end_ns AS back,
-                  c.start_ns AS received, c.end_ns AS answered,
-                  coalesce(greatest(p.resolution_ns, c.resolution_ns), 1) AS resolution
-           FROM legs c JOIN legs p ON p.trace_id = c.trace_id AND p.span_id = c.parent_span_id
-             AND p.request IS NOT DISTINCT FROM c.request
-           LEFT JOIN workers wa ON wa.worker = p.worker LEFT JOIN workers wb ON wb.worker = c.worker
-           WHERE p.container AND p.worker <> c.worker
-             AND p.start_ns IS NOT NULL AND c.start_ns IS NOT NULL
-             AND coalesce(p.clock, 'wall') = 'wall' AND coalesce(c.clock, 'wall') = 'wall'
-             AND coalesce(greatest(p.resolution_ns, c.resolution_ns), 1) <= 1000000
-             AND coalesce(wa.host <> wb.host, true)
-           ORDER BY ALL"""
-    )
-    return hops if hops.height >= LEAST_PAIRS else store.sql(_ENCLOSED)
 
 
 def hop_bounds(hops: pl.DataFrame) -> tuple[dict[str, object], Offsets | None]:

@@ -231,6 +231,47 @@ def test_halves_that_may_fit_are_not_moved(store: Store, clock: dict[str, int]) 
     assert store.count("clocks") == 0
 
 
+@pytest.mark.parametrize(
+    ("theta", "late"), [(310 * MS, 0), (-40 * MS, 0), (2 * MS, 0), (0, 40 * MS)]
+)
+def test_each_client_is_moved_to_the_servers_clock_if_it_is_surely_off(
+    store: Store, theta: int, late: int
+) -> None:
+    """Two clients of one router; `late`: the router stamps its ends after the client has the answer."""
+    legs: list[dict[str, Any]] = []
+    for n in range(40):
+        t, own = n * 100 * MS, theta if n % 2 else 0
+        base = {
+            "deployment": "d",
+            "request": f"q{n}",
+            "clock": "wall",
+            "resolution_ns": 1,
+            "status": "completed",
+        }
+        legs += [
+            {**base, "leg": f"c{n}", "worker": f"instance:c{n % 2}", "observer": "client",
+             "start_ns": t + own, "first_token_ns": t + 33 * MS + own, "end_ns": t + 90 * MS + own},
+            {**base, "leg": f"r{n}", "worker": "instance:r", "observer": "router",
+             "start_ns": t + MS, "first_token_ns": t + 32 * MS, "end_ns": t + 89 * MS + late},
+        ]  # fmt: skip
+    store.append("legs", legs)
+    store.append("workers", [{"worker": f"instance:{w}"} for w in ("c0", "c1", "r")])
+    clocks.align(store)
+    if abs(theta) > 3 * MS:
+        row = store.sql("FROM clocks").row(0, named=True)
+        assert store.count("clocks") == 1
+        assert (row["domain"], row["reference"], row["offset_ns"]) == (
+            "instance:c1",
+            "instance:r",
+            theta,
+        )
+        theta = 0
+    assert store.count("clocks") <= 1
+    start = dict(store.rows("SELECT leg, start_ns FROM legs"))
+    for leg, at in (("c0", 0), ("c1", 100 * MS + theta), ("r1", 101 * MS)):
+        assert abs(start[leg] - at) <= 1
+
+
 def skewed_fleet(store: Store, theta: int) -> None:
     legs: list[dict[str, Any]] = []
     rows = hops(theta, count=20)

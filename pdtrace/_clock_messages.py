@@ -1,0 +1,135 @@
+"""Messages between clocks: what was sent and received by whom, out of records of requests.
+
+Columns (deployment, a, b, sent, back, received, answered, resolution): `a` is the clock of `sent` and `back`,
+`b` that of `received` and `answered`. Nothing is received before it is sent, nor back before it is answered.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from pdtrace._clock_windows import LEAST_PAIRS
+from pdtrace.model import OBSERVERS
+from pdtrace.store import Store
+
+# Where no engine leg names the hop that asked for it, the one hop of a request encloses its one engine leg.
+_ENCLOSED = """
+WITH hop AS (
+  SELECT request, any_value(deployment) AS deployment, any_value(worker) AS worker,
+    any_value(start_ns) AS start_ns, any_value(end_ns) AS end_ns, any_value(resolution_ns) AS resolution_ns
+  FROM legs
+  WHERE container AND request IS NOT NULL AND coalesce(clock, 'wall') = 'wall' AND start_ns IS NOT NULL
+  GROUP BY request HAVING count(*) = 1
+),
+engine AS (
+  SELECT request, any_value(worker) AS worker, any_value(start_ns) AS start_ns, any_value(end_ns) AS end_ns,
+    any_value(resolution_ns) AS resolution_ns
+  FROM legs
+  WHERE observer = 'engine' AND container IS NOT TRUE AND status = 'completed' AND parent_span_id IS NULL
+    AND coalesce(clock, 'wall') = 'wall' AND start_ns IS NOT NULL
+    AND coalesce(resolution_ns, 1) <= 1000000
+  GROUP BY request HAVING count(*) = 1
+)
+SELECT p.deployment, p.worker AS a, c.worker AS b, p.start_ns AS sent, p.end_ns AS back,
+  c.start_ns AS received, c.end_ns AS answered,
+  coalesce(greatest(p.resolution_ns, c.resolution_ns), 1) AS resolution
+FROM hop AS p
+JOIN engine AS c ON c.request = p.request
+LEFT JOIN workers AS wa ON wa.worker = p.worker
+LEFT JOIN workers AS wb ON wb.worker = c.worker
+WHERE p.worker <> c.worker AND coalesce(p.resolution_ns, 1) <= 1000000
+  AND coalesce(wa.host <> wb.host, true)
+ORDER BY ALL
+"""
+# A request of P and D under one outer record: neither works before it begins, P is done when its first
+# token is seen, D when it ends. Wider than hops, so only what lies clear of its own width counts.
+_HALVES = f"""
+WITH fine AS (
+  FROM legs
+  WHERE request IS NOT NULL AND container IS NOT TRUE AND start_ns IS NOT NULL AND end_ns IS NOT NULL
+    AND coalesce(clock, 'wall') = 'wall' AND coalesce(resolution_ns, 1) <= 1000000
+),
+outermost AS (
+  FROM fine
+  WHERE observer <> 'engine' AND status = 'completed'
+  QUALIFY row_number() OVER (
+    PARTITION BY request ORDER BY list_position({list(OBSERVERS)}, observer) DESC, start_ns, leg) = 1
+),
+half AS (
+  FROM fine
+  WHERE observer = 'engine' AND status = 'completed'
+  QUALIFY count(*) FILTER (role = 'prefill') OVER (PARTITION BY request) = 1
+    AND count(*) FILTER (role = 'decode') OVER (PARTITION BY request) = 1
+    AND count(*) OVER (PARTITION BY request) = 2
+)
+SELECT o.deployment, o.worker AS a, h.worker AS b, o.start_ns AS sent,
+  CASE WHEN h.role = 'prefill' THEN coalesce(o.first_token_ns, o.end_ns) ELSE o.end_ns END AS back,
+  h.start_ns AS received,
+  CASE WHEN h.role = 'prefill' THEN coalesce(h.first_token_ns, h.end_ns)
+    ELSE coalesce(h.last_token_ns, h.end_ns) END AS answered,
+  coalesce(greatest(o.resolution_ns, h.resolution_ns), 1) AS resolution
+FROM outermost AS o
+JOIN half AS h ON h.request = o.request
+LEFT JOIN workers AS wa ON wa.worker = o.worker
+LEFT JOIN workers AS wb ON wb.worker = h.worker
+WHERE o.worker <> h.worker AND coalesce(wa.host <> wb.host, true)
+ORDER BY ALL
+"""
+# A client's own record and the outermost one of a server, of the same request. The client's clock is the one
+# that moves: as if the server had sent the end and got back the start.
+_CLIENTS = f"""
+WITH fine AS (
+  FROM legs
+  WHERE request IS NOT NULL AND container IS NOT TRUE AND start_ns IS NOT NULL AND end_ns IS NOT NULL
+    AND coalesce(clock, 'wall') = 'wall' AND coalesce(resolution_ns, 1) <= 1000000 AND status = 'completed'
+),
+client AS (
+  FROM fine
+  WHERE observer = 'client'
+  QUALIFY count(*) OVER (PARTITION BY request) = 1
+),
+server AS (
+  FROM fine
+  WHERE observer <> 'client'
+  QUALIFY count(*) OVER (PARTITION BY request, observer) = 1
+    AND row_number() OVER (PARTITION BY request ORDER BY list_position({list(OBSERVERS)}, observer)) = 1
+)
+SELECT c.deployment, s.worker AS a, c.worker AS b, s.end_ns AS sent, s.start_ns AS back,
+  c.end_ns AS received, c.start_ns AS answered,
+  coalesce(greatest(s.resolution_ns, c.resolution_ns), 1) AS resolution
+FROM client AS c
+JOIN server AS s ON s.request = c.request
+LEFT JOIN workers AS wa ON wa.worker = s.worker
+LEFT JOIN workers AS wb ON wb.worker = c.worker
+WHERE s.worker <> c.worker AND coalesce(wa.host <> wb.host, true)
+ORDER BY ALL
+"""
+
+
+def recorded(store: Store) -> pl.DataFrame:
+    """Messages between workers: hops on record and the requests below them."""
+    hops = store.sql(
+        """SELECT p.deployment, p.worker AS a, c.worker AS b, p.start_ns AS sent, p.end_ns AS back,
+                  c.start_ns AS received, c.end_ns AS answered,
+                  coalesce(greatest(p.resolution_ns, c.resolution_ns), 1) AS resolution
+           FROM legs c JOIN legs p ON p.trace_id = c.trace_id AND p.span_id = c.parent_span_id
+             AND p.request IS NOT DISTINCT FROM c.request
+           LEFT JOIN workers wa ON wa.worker = p.worker LEFT JOIN workers wb ON wb.worker = c.worker
+           WHERE p.container AND p.worker <> c.worker
+             AND p.start_ns IS NOT NULL AND c.start_ns IS NOT NULL
+             AND coalesce(p.clock, 'wall') = 'wall' AND coalesce(c.clock, 'wall') = 'wall'
+             AND coalesce(greatest(p.resolution_ns, c.resolution_ns), 1) <= 1000000
+             AND coalesce(wa.host <> wb.host, true)
+           ORDER BY ALL"""
+    )
+    return hops if hops.height >= LEAST_PAIRS else store.sql(_ENCLOSED)
+
+
+def halves(store: Store) -> pl.DataFrame:
+    """Messages between the outermost record of P/D requests and their engines."""
+    return store.sql(_HALVES)
+
+
+def clients(store: Store) -> pl.DataFrame:
+    """Messages between clients on the wall clock and the servers that they asked."""
+    return store.sql(_CLIENTS)

@@ -15,6 +15,7 @@ class Alarm(NamedTuple):
     detail: str  # without anything that users wrote
 
 
+DIED = "engine died"
 _ALARMS = (
     Alarm(
         re.compile(
@@ -95,7 +96,7 @@ _ALARMS = (
         ),
         "failure",
         "critical",
-        "engine died",
+        DIED,
     ),
     Alarm(
         re.compile(r"CUDA error: (?!out of memory)|CUBLAS_STATUS_\w*(?:FAILED|ERROR)|NCCL error"),
@@ -141,7 +142,24 @@ MARKERS = (
     "Engine iteration timed out",
     "MQLLMEngine",
     "output_handler failed",
+    "Error: ",
+    "Exception: ",
+    "shutdown triggered",
+    "trigger received signal",
+    "Shutting down FastAPI HTTP server",
+    "Gracefully stopping http server",
 )
+# Told to stop (a signal, Ctrl-C): what ends after it did not fail. A crash is logged before these lines.
+_STOPS = re.compile(
+    r"\[shutdown\] (?:API server: shutdown triggered|EngineCore: trigger received signal)|"
+    r"Shutting down FastAPI HTTP server|Gracefully stopping http server"
+)
+_ENDED = re.compile(
+    r"EngineDeadError|output_handler failed|died unexpectedly|Background loop is stopped|"
+    r"Engine loop (?:has died|is dead)"
+)
+# The last line of a traceback: its class says what kind, its message may quote what users wrote.
+_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?P<name>[A-Z]\w*(?:Error|Exception)): ")
 _PREEMPTIONS = re.compile(r"total_num_cumulative_preemption=(\d+)")
 
 
@@ -169,7 +187,64 @@ def read_line(message: str) -> dict[str, Any] | None:
     return None
 
 
+def is_stop(message: str) -> bool:
+    """Whether the line says that the server was told to stop."""
+    return _STOPS.search(message) is not None
+
+
+def only_ended(message: str) -> bool:
+    """Whether the line says no more than that the engine is gone, as it does after every stop, too."""
+    return _ENDED.search(message) is not None
+
+
+def exception(message: str) -> str | None:
+    """The class of the exception that this last line of a traceback names; never that the engine is gone."""
+    match = _EXCEPTION.search(message)
+    return match["name"] if match and not match["name"].endswith("DeadError") else None
+
+
 def preemptions(message: str) -> int | None:
     """The cumulative preemption counter that V0 prints; only every 50th preemption is logged."""
     match = _PREEMPTIONS.search(message)
     return int(match[1]) if match else None
+
+
+class Causes:
+    """Which exception stands beside the line that says that an engine died: class and line, no message."""
+
+    NEAR_NS = 5_000_000_000
+
+    def __init__(self) -> None:
+        self.first: dict[int, tuple[str, int, int | None]] = {}  # run -> first exception of a burst
+        self.last_ns: dict[int, int | None] = {}
+        self.open: dict[
+            int, tuple[int | None, dict[str, Any]]
+        ] = {}  # deaths without a cause so far
+
+    def see(self, run: int, record: int, time_ns: int | None, message: str) -> None:
+        """A line of the log: kept where it ends a traceback; tells the cause of a death before it."""
+        name = exception(message)
+        if name is None:
+            return
+        if not (run in self.first and self._near(self.last_ns.get(run), time_ns)):
+            self.first[run] = (name, record, time_ns)
+        self.last_ns[run] = time_ns
+        died_ns, row = self.open.pop(run, (None, {}))
+        if row and self._near(died_ns, time_ns):
+            self._tell(row, *self.first[run][:2])
+
+    def name(self, run: int, time_ns: int | None, row: dict[str, Any]) -> None:
+        """A death: told by the exception before it, else by the next one."""
+        if row["detail"] != DIED:
+            return
+        if run in self.first and self._near(self.last_ns[run], time_ns):
+            self._tell(row, *self.first[run][:2])
+        else:
+            self.open[run] = (time_ns, row)
+
+    def _near(self, one: int | None, other: int | None) -> bool:
+        return one is None or other is None or abs(one - other) <= self.NEAR_NS
+
+    @staticmethod
+    def _tell(row: dict[str, Any], name: str, record: int) -> None:
+        row["detail"] = f"{DIED}: {name} in line {record + 1}"

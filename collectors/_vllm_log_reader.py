@@ -25,6 +25,7 @@ NO_MEASUREMENT = "line without a measurement"
 ACCESS = "access line"
 SETTINGS = "configuration, kept as facts"
 REPEATED = "repeats the alarm before"
+STOPPED = "the server was told to stop, and ended"
 UNREADABLE = "periodic line that could not be read"
 REPEAT_NS = 5_000_000_000
 
@@ -47,6 +48,8 @@ class Reader:
         self.last_alarm_ns: int | None = None
         self.preempted: dict[int, int] = {}  # run -> V0's counter
         self.banners: set[int] = set()
+        self.stopped: set[int] = set()  # runs told to stop
+        self.causes = alarms.Causes()
 
     def batch(self, lines: pl.DataFrame) -> None:
         """Take one batch of lines apart by kind."""
@@ -176,7 +179,13 @@ class Reader:
         for record, index, time_ns, resolution_ns, message in lines.select(
             "record", "run", "time_ns", "resolution_ns", "message"
         ).iter_rows():
+            if alarms.is_stop(message):
+                self.stopped.add(index)
+            if alarms.is_stop(message) or (index in self.stopped and alarms.only_ended(message)):
+                self.out.skip(record, STOPPED)
+                continue
             row = alarms.read_line(message)
+            self.causes.see(index, record, time_ns, message)
             if row is None:
                 self.out.skip(record, NO_MEASUREMENT)
                 continue
@@ -195,6 +204,7 @@ class Reader:
                 row["count"] = max(total - self.preempted.get(index, 0), 1)
                 self.preempted[index] = total
                 self.out.add("samples", [_counter(row, total)])
+            self.causes.name(index, time_ns, row)
             found.append(row)
         if found:
             self.out.add("events", found)

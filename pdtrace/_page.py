@@ -16,6 +16,7 @@ from pdtrace.phrases import (
     dependence_lines,
     evidence_line,
     facts_line,
+    figure_heading,
     figure_note,
     figure_tables,
     mark_note,
@@ -172,7 +173,7 @@ class Page:
         tables = figure_tables(deployment)
         if not tables:
             return
-        self._heading("What steps and metrics say (no request is known)")
+        self._heading(figure_heading(deployment))
         for heads, rows in tables:
             words = {heads[0], "over", "level"}
             columns = [

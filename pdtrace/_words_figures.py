@@ -14,7 +14,8 @@ _FIRST = tuple(
     re.compile(pattern)
     for pattern in (
         r"first_token|ttft", r"inter_token|per_output_token|itl|tpot", r"e2e|request_latency|request_duration",
-        r"queue", r"prefill", r"decode", r"transfer", r"running|inflight", r"waiting", r"usage", r"tokens",
+        r"queue", r"prefill", r"decode", r"transfer|xfer|log:kv_", r"running|inflight", r"waiting", r"usage",
+        r"(prompt|generation|gen)_throughput", r"hit_rate", r"accept", r"tokens",
     )
 )  # fmt: skip
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pdtrace._words import Row, Words, sentence
 from pdtrace._words_time import clock_time
 from pdtrace.numbers import count, duration, plural, quantity, seconds, share
@@ -47,6 +49,44 @@ def kv_pressure(row: Row) -> Words:
             for metric in row["guessed_metrics"]
         ),
     )
+
+
+def waiting_with_room(row: Row) -> Words:
+    """Requests waited and the KV cache had room."""
+    seen, limit = row["seen"], row["limit_requests"]
+    reached = limit is not None and row["at_limit"] > 0
+    return Words(
+        title=f"requests waited in {share(row['value'])} of the observations while the KV cache had room",
+        detail=sentence(
+            f"Up to {quantity(row['waiting_max'], 'requests')} waited (median {row['waiting_p50']:,.0f}) "
+            f"while {_span(row['running_min'], row['running_max'], '{:,.0f}'.format)} ran and the cache was "
+            f"{_span(row['usage_min_ratio'], row['usage_max_ratio'], share)} full ({seen:,} of {plural(row['observations'], 'observation')}).",
+            f"The limit of {limit:,.0f} requests at once (max_num_seqs) was reached in {row['at_limit']:,} of these {seen:,}."
+            if reached
+            else f"The limit of {limit:,.0f} requests at once (max_num_seqs) was not reached."
+            if limit is not None
+            else None,
+            f"Prompt tokens were computed at {row['prompt_rate_p50']:,.0f} per second then (median)."
+            if row["prompt_rate_p50"]
+            else None,
+            None
+            if reached and row["at_limit"] >= 0.5 * seen
+            else "What held them is not in the data: the token budget of a step, a prompt longer than the room left, or a limit of the scheduler.",
+            None
+            if row["deferred_told"]
+            else "Requests that wait for a grammar, an adapter or KV from elsewhere are counted, too.",
+        ),
+        suggestions=(
+            "a higher max_num_seqs, while the KV cache has room"
+            if reached
+            else "max_num_batched_tokens against the prompt tokens per second, and the lengths of the prompts that wait",
+        ),
+    )
+
+
+def _span(low: float, high: float, told: Callable[[float], str]) -> str:
+    """Two ends of a range, or the one value."""
+    return told(low) if told(low) == told(high) else f"{told(low)} to {told(high)}"
 
 
 def preemption(row: Row) -> Words:

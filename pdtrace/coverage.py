@@ -113,6 +113,16 @@ def conditions(facts: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return [(key, " / ".join(sorted(values[key]))) for key in CONDITION_KEYS if key in values]
 
 
+def calls(facts: Iterable[Mapping[str, Any]], requests: Mapping[str, int]) -> dict[str, int] | None:
+    """The calls for an answer that access lines count, where they are more than the requests known."""
+    counted = {"answered": 0, "failed": 0}
+    for fact in facts:
+        if fact["key"] in ("http_calls", "http_calls_failed"):
+            key = "failed" if fact["key"].endswith("failed") else "answered"
+            counted[key] += int(fact["value"])
+    return counted if counted["answered"] > requests["count"] else None
+
+
 def switches(engines: Iterable[str | None]) -> dict[str, str]:
     """How each item is added, for these systems; a collector says it in its SWITCHES."""
     wanted = {engine.lower() for engine in engines if engine}

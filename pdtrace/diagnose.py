@@ -80,6 +80,7 @@ class Deployment:
     dependence: tuple[Row, ...] = ()
     figures: tuple[Row, ...] = ()
     judged: tuple[str, ...] = ()  # what was looked for and is not shown
+    calls: Row | None = None  # what access lines count, where the requests known are not all of it
     unmatched: int = 0
     surface: tuple[Row, ...] = ()
     fluidity: tuple[Row, ...] = ()
@@ -116,6 +117,7 @@ def _deployment_dict(deployment: Deployment) -> dict[str, Any]:
         "workers": [dict(row) for row in deployment.workers],
         "verdict": deployment.verdict,
         "requests": dict(deployment.requests),
+        "calls": None if deployment.calls is None else dict(deployment.calls),
         "latency": [dict(row) for row in deployment.latency],
         "phases": [dict(row) for row in deployment.phases],
         "findings": [_finding_dict(f) for f in deployment.findings],
@@ -278,7 +280,8 @@ def _judged(
     pools = marks.pools(store, deployment.id)
     if len(pools) > 1:
         notes.append(wording.models(pools))
-    if not deployment.requests["count"]:
+    deployment = replace(deployment, calls=coverage.calls(mine, deployment.requests))
+    if not deployment.requests["count"] or wording.only_refused(deployment):
         deployment = replace(deployment, figures=tuple(marks.figures(store, deployment.id)))
     if deployment.latency and not wording.phases_known(deployment):
         deployment = replace(

@@ -30,6 +30,11 @@ def facts_line(deployment: Deployment) -> str:
     parts += [f"{counts[key]:,} {key}" for key in ("failed", "aborted") if counts[key]]
     if counts["unknown"]:
         parts.append(f"{counts['unknown']:,} of unknown outcome")
+    if deployment.calls:
+        answered, failed = deployment.calls["answered"], deployment.calls["failed"]
+        parts.append(
+            f"{numbers.plural(answered, 'call')} in the access lines, {failed:,} with an error"
+        )
     if window := _window(*deployment.window):
         parts.append(window)
     alone = sum(1 for worker in deployment.workers if worker.get("alone"))
@@ -114,6 +119,12 @@ def figure_tables(deployment: Deployment) -> list[tuple[Sequence[str], list[list
         (METRIC_HEADS, wording.metric_rows(deployment.figures)),
     )
     return [(heads, rows) for heads, rows in tables if rows]
+
+
+def figure_heading(deployment: Deployment) -> str:
+    """What stands over these tables."""
+    known = " that went well" if deployment.requests["count"] else ""
+    return f"What steps and metrics say (no request{known} is known)"
 
 
 def figure_note(deployment: Deployment) -> str:

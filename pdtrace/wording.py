@@ -34,7 +34,7 @@ _ROOMS = (
 # In the order in which a finding may carry the verdict; the others only add.
 _VERDICT_CAUSES = (
     "engine_failure", "engine_stall", "kv_alarm", "failed_requests", "prefill_interference", "engine_queue", "kv_transfer", "router_queue",
-    "preemption", "slow_first_token", "slow_stream", "unattributed_time", "long_output",
+    "waiting_with_room", "preemption", "slow_first_token", "slow_stream", "unattributed_time", "long_output",
 )  # fmt: skip
 # Phases that a finding is about: with them in the first sentence its title would only repeat it.
 _SAME = {
@@ -104,6 +104,8 @@ def verdict(deployment: Deployment, rows: Mapping[str, Row]) -> str:
     """
     if not deployment.requests["count"]:
         return _without_requests(deployment)
+    if only_refused(deployment):
+        return _refused(deployment, rows)
     parts = [_first_tokens(deployment)]
     if phases_known(deployment) or not deployment.latency:
         parts.append(_cause(deployment) or ("" if deployment.latency else _words_table.NO_TIMES))
@@ -115,6 +117,26 @@ def verdict(deployment: Deployment, rows: Mapping[str, Row]) -> str:
             _words_table.failures(failed) if failed else "",
             _words_table.closing(deployment, rows),
         ]
+    return " ".join(part for part in parts if part)
+
+
+def only_refused(deployment: Deployment) -> bool:
+    """Whether the requests known are only those that a log names because their answer was an error."""
+    counts = deployment.requests
+    return deployment.calls is not None and 0 < counts["count"] == counts["failed"]
+
+
+def _refused(deployment: Deployment, rows: Mapping[str, Row]) -> str:
+    """What can be told where a log names no request that went well: an engine that died comes first."""
+    dead = next((f for f in deployment.findings if f.id == "engine_failure"), None)
+    failed = rows.get("failed_requests")
+    told = "steps and metrics stand below" if deployment.figures else ""
+    parts = [
+        _capital(dead.title) + "." if dead else "",
+        _words_table.failures(failed) if failed else "",
+        f"The log names no request that went well, so nothing is known of their times{f'; {told}' if told else ''}.",
+        "" if dead else _cause(deployment),
+    ]
     return " ".join(part for part in parts if part)
 
 

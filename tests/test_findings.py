@@ -685,6 +685,7 @@ def test_an_engine_that_died_is_told_with_what_was_in_flight(con: Store) -> None
         whole | {"request": "no end", "start_ns": 60, "end_ns": None, "outcome": "unknown"},
         whole | {"request": "finished", "start_ns": 50, "end_ns": 99},
         whole | {"request": "before", "start_ns": 1, "end_ns": 20, "outcome": "failed"},
+        whole | {"request": "refused", "start_ns": 30, "end_ns": None, "outcome": "failed"},  # the time of its error
         whole | {"request": "later", "start_ns": 950, "end_ns": None, "outcome": "unknown"},
     ])  # fmt: skip
     row = one(con, "engine_failure")
@@ -1151,3 +1152,64 @@ def test_token_counters_that_stand_still_are_a_stall_and_idleness_is_none(con: S
     con.append("samples", rows)
     row = one(con, "engine_stall")
     assert (row["value"], row["stretches"], row["severity"]) == (60, 1, "warning")
+
+
+def counted(
+    n: int, running: float, waiting: float, usage: float, **other: float
+) -> list[dict[str, Any]]:
+    """One periodic line: what ran, what waited, how full the cache was."""
+    common = {
+        "worker": "a",
+        "source": 1,
+        "record": n,
+        "time_ns": n,
+        "labels": "{}",
+        "kind": "gauge",
+    }
+    told = {
+        "x:num_requests_running": running,
+        "x:num_requests_waiting": waiting,
+        "x:kv_cache_usage_perc": usage,
+    }
+    told |= {f"x:{name}": value for name, value in other.items()}
+    rows = [common | {"metric": metric, "value": value} for metric, value in told.items()]
+    for row in rows:
+        if row["metric"].endswith("by_reason"):
+            row["labels"] = '{"reason": "deferred"}'
+    return rows
+
+
+def test_requests_wait_while_the_cache_has_room(con: Store) -> None:
+    con.append("workers", [worker("a", "aggregated")])
+    lines = [counted(n, 10 + 6 * n, 90 - 6 * n, n / 10, avg_prompt_throughput_toks_per_s=24_000) for n in (1, 2, 3)]  # fmt: skip
+    con.append("samples", [row for line in [*lines, counted(4, 40, 60, 0.95)] for row in line])
+    row = one(con, "waiting_with_room")
+    assert (row["value"], row["seen"], row["severity"], row["level"]) == (0.75, 3, "warning", "D")
+    said = wording.finding("waiting_with_room", row)
+    assert "Up to 84 requests waited (median 78) while 16 to 28 ran" in said.detail
+    assert "10 % to 30 % full (3 of 4 observations)" in said.detail
+    assert "24,000 per second" in said.detail and "not in the data" in said.detail
+    con.append("facts", [{"worker": "a", "key": "max_num_seqs", "value": "22"}])
+    said = wording.finding("waiting_with_room", one(con, "waiting_with_room"))
+    assert "22 requests at once (max_num_seqs) was reached in 2 of these 3" in said.detail
+    assert "not in the data" not in said.detail and "max_num_seqs" in said.suggestions[0]
+
+
+@pytest.mark.parametrize("role", ["aggregated", "decode"])
+def test_requests_that_wait_for_something_of_their_own_do_not_wait_for_room(
+    con: Store, role: str
+) -> None:
+    """On a decode worker that does not tell them apart most wait for KV: it is not judged."""
+    con.append("workers", [worker("a", role)])
+    told = {"num_requests_waiting_by_reason": 5.0} if role == "aggregated" else {}
+    con.append("samples", [row for n in (1, 2, 3) for row in counted(n, 4, 5, 0.1, **told)])
+    none(con, "waiting_with_room")
+
+
+def test_where_requests_tell_their_wait_counters_are_not_asked(con: Store) -> None:
+    con.append("workers", [worker("a", "aggregated")])
+    con.append("samples", [row for n in (1, 2, 3) for row in counted(n, 4, 5, 0.1)])
+    one(con, "waiting_with_room")
+    con.append("requests", [request(1)])
+    con.append("phase_sums", [{"request": con.rows("SELECT request FROM requests")[0][0], "phase": "queue", "duration_ns": 1}])  # fmt: skip
+    none(con, "waiting_with_room")

@@ -242,7 +242,7 @@ def test_counters_of_a_nixl_pair_tell_prefill_from_decode(
 @pytest.mark.parametrize(
     ("metric", "unit"),
     [
-        ("decode_tokens_per_s", "tokens/s"), ("kv_transfer_throughput_mb_per_s", "mb/s"), ("request_queue_per_second", "1/s"),
+        ("decode_tokens_per_s", "tokens/s"), ("kv_transfer_throughput_mb_per_s", "MB/s"), ("request_queue_per_second", "1/s"),
         ("queue_time_seconds", "s"), ("agent_kv_transfer_time_us", "us"), ("prefill_ms", "ms"),
     ],
 )  # fmt: skip

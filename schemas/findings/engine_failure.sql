@@ -4,7 +4,8 @@
 -- an engine that died loses what it had in flight, and answers nothing until a restart. Which
 -- requests it had is not asked: those of the whole deployment are counted that began before the first
 -- of these events, had no end by then and did not succeed, where their times are known; that they
--- were lost to it is not in the data. Level D: what the log says.
+-- were lost to it is not in the data. A failed request without an end has the time of its error:
+-- one that was refused before was not in flight. Level D: what the log says.
 --
 -- grain:   one row per deployment
 -- needs:   events, requests, workers, deployment_sources
@@ -56,7 +57,8 @@ in_flight AS (
   FROM total AS t
   JOIN requests AS r ON r.deployment IS NOT DISTINCT FROM t.deployment
     AND r.start_ns <= t.first_ns + t.width_ns
-    AND (r.end_ns IS NULL OR r.end_ns >= t.first_ns - t.width_ns)
+    AND coalesce(r.end_ns, CASE WHEN r.outcome = 'failed' THEN r.start_ns END, t.first_ns)
+      >= t.first_ns - t.width_ns
     AND coalesce(r.outcome, 'unknown') <> 'completed'
   GROUP BY t.deployment
 ),

@@ -3,8 +3,9 @@
 -- A histogram gives its mean only: sum over count. Between scrapes both grow; a value below the one
 -- before it is a restart and counts from 0. One scrape alone gives the mean since the start of the
 -- process, and so do scrapes of unknown times. No quantile is made of means. Gauges are what a scrape happened to see: highs between
--- scrapes are missed. Only metrics of requests, tokens, queues, caches and transfers; those that no
--- request touched are left out. Level D: no metric names a request.
+-- scrapes are missed. Only metrics of requests, tokens, queues, caches, speculation and transfers; those that no
+-- request touched are left out, but for waiting requests: that none waited while some ran is an answer.
+-- Level D: no metric names a request.
 --
 -- grain:   one row per (deployment, metric)
 -- needs:   samples, workers
@@ -12,7 +13,7 @@
 --   deployment   VARCHAR     deployment
 --   metric       VARCHAR     name as emitted, for histograms without _sum and _count
 --   kind         VARCHAR     mean (of a histogram) or range (of a gauge)
---   unit         VARCHAR     s, ms, us, tokens, a rate (tokens/s, ...), 1 or empty, from the end of the name; `percent` may mean either and gives none
+--   unit         VARCHAR     s, ms, us, tokens, MB, a rate (tokens/s, ...), 1 or empty, from the end of the name; `percent` may mean either and gives none
 --   count        BIGINT      values behind a mean; samples behind a range
 --   mean         DOUBLE      mean
 --   low          DOUBLE      smallest sample of a gauge; NULL for histograms
@@ -23,11 +24,12 @@ WITH told_sample AS (
   FROM samples AS s
   JOIN workers AS w ON w.worker = s.worker
   WHERE w.deployment IS NOT NULL AND s.value IS NOT NULL AND NOT isnan(s.value)
-    AND NOT regexp_matches(s.metric, '_(created|info|bucket)$')
+    -- a mean over positions of a draft means nothing
+    AND NOT regexp_matches(s.metric, '_(created|info|bucket|position_acceptance_rate)$')
     AND regexp_matches(
       s.metric,
       'token|queue|prefill|decode|latency|ttft|transfer|xfer|kv_|cache|running|waiting|request_duration'
-      || '|request.*seconds|inflight|preempt'
+      || '|request.*seconds|inflight|preempt|throughput|accept|draft'
     )
 ),
 grown AS (
@@ -67,7 +69,11 @@ gauge_range AS (
   FROM told_sample
   WHERE kind = 'gauge'
   GROUP BY deployment, metric
-  HAVING max(value) <> 0 OR min(value) <> 0
+  QUALIFY max(value) <> 0 OR min(value) <> 0
+    OR (
+      regexp_matches(metric, '(^|[:_])num_requests_waiting$')
+      AND bool_or(max(value) > 0 AND regexp_matches(metric, '(^|[:_])num_requests_running$')) OVER (PARTITION BY deployment)
+    )
 ),
 summary AS (
   FROM histogram_mean
@@ -76,12 +82,15 @@ summary AS (
 )
 SELECT deployment, metric, kind,
   CASE WHEN regexp_matches(metric, '_per_(s|sec|second)$')
-      THEN coalesce(nullif(regexp_extract(metric, '(tokens|requests|bytes|mb|gb)_per_s', 1), ''), '1') || '/s'
+      THEN CASE regexp_extract(metric, '(tokens|toks|requests|bytes|mb|gb)_per_s', 1)
+        WHEN '' THEN '1' WHEN 'toks' THEN 'tokens' WHEN 'mb' THEN 'MB' WHEN 'gb' THEN 'GB'
+        ELSE regexp_extract(metric, '(tokens|requests|bytes)_per_s', 1) END || '/s'
+    WHEN regexp_matches(metric, '_mb_per_transfer$') THEN 'MB'
     WHEN regexp_matches(metric, '_(seconds|s)$') THEN 's'
     WHEN regexp_matches(metric, '_(microseconds|us)$') THEN 'us'
     WHEN regexp_matches(metric, '_(milliseconds|ms)$') THEN 'ms'
     WHEN regexp_matches(metric, 'tokens$') THEN 'tokens'
-    WHEN regexp_matches(metric, '_(perc|ratio)$') AND low >= 0 AND high <= 1 THEN '1'
+    WHEN regexp_matches(metric, '_(perc|ratio|hit_rate|acceptance_rate)$') AND low >= 0 AND high <= 1 THEN '1'
     ELSE '' END AS unit,
   count, mean, low, high, since_start
 FROM summary

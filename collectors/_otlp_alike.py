@@ -88,9 +88,28 @@ class Patterns:
             self._failures += 1
 
     @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._usual) + len(self._open)
+
+    def state(self) -> tuple[list[Pattern], list[Pattern], set[tuple[bytes, ...]]]:
+        """All of this, for another process that reads the same file."""
+        with self._lock:
+            usual, others = ([way.pattern for way in ways] for ways in (self._usual, self._open))
+            return usual, others, set(self._known)
+
+    def adopt(self, state: tuple[list[Pattern], list[Pattern], set[tuple[bytes, ...]]]) -> None:
+        """Take in the patterns of another process, unless this one has learned some itself."""
+        usual, others, known = state
+        with self._lock:
+            if self._known <= known:
+                self._usual, self._open = ([_Way(one) for one in ones] for ones in (usual, others))
+                self._known = known
+
+    @property
     def wanted(self) -> bool:
         """Whether more patterns may be looked for."""
-        count = len(self._usual) + len(self._open)
+        count = self.count
         return count < MOST_PATTERNS and self._failures < 4 * MOST_FAILURES + count
 
 

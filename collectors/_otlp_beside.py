@@ -8,6 +8,7 @@ spans alone; any other block is decoded here, as all are when the other is gone.
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import struct
 import sys
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
     from ._otlp_lines import Decoded
 
 LEAST_BYTES = 32 << 20  # below, the other process would load its libraries for little
-LEAST_SHARED = 16  # blocks: this process learns the patterns of spans too, which takes as long as some three blocks
+LEAST_SHARED = 20  # blocks left, where no patterns come from the other process: to learn them takes as long as some blocks
 SLOTS = 12  # results that wait here to be taken, some 2 MB each
 _NUMBER = struct.Struct("<i")
-# Of a block: its number, length and mark; bytes of spans, 0 when they are not given; bytes of resources; texts withheld.
-_MESSAGE = struct.Struct("<iqIqqq")
+# Of a block: its number, length and mark; bytes of spans, 0 when they are not given; bytes of resources, and of what was
+# learned with it; texts withheld.
+_MESSAGE = struct.Struct("<iqIqqqq")
 _MOST_BLOCKS = 15_000  # their numbers fit into a pipe
 _BLOCK_BYTES = 8 << 20  # as read there, at least
 _MARKED_BYTES = 4096
@@ -62,6 +64,10 @@ class Helper:
         os.close(numbers)
         os.write(self._credit, b"." * SLOTS)
         self._pid = 0
+        self.learn: Callable[[Any], None] = lambda _: (
+            None
+        )  # gets what the other process learned of how spans are written
+        self._learned = False
         self._mine: set[int] = set()
         self._last = -1
         self._found: dict[int, tuple[int, int, Given | None]] = {}
@@ -79,7 +85,8 @@ class Helper:
 
     def has_begun(self, number: int) -> bool:
         """Whether the other process decodes this block, has done so or will; otherwise it is this one's now. Ask in their order."""
-        while self._last < number <= self._blocks - LEAST_SHARED:
+        many = self._mine or self._learned or number <= self._blocks - LEAST_SHARED
+        while many and self._last < number:
             taken = self._next()
             if taken is None:
                 self._last = self._blocks
@@ -103,14 +110,18 @@ class Helper:
             return False
         if len(message) < _MESSAGE.size:
             return False
-        number, size, mark, spans, resources, withheld = _MESSAGE.unpack(message)
+        number, size, mark, spans, resources, learned, withheld = _MESSAGE.unpack(message)
         given = None
         if spans:
-            data = os.pread(self._slots[self._taken % SLOTS], spans + resources, 0)
+            whole = spans + resources + learned
+            data = os.pread(self._slots[self._taken % SLOTS], whole, 0)
             self._taken += 1
             with suppress(OSError):
                 os.write(self._credit, b".")
-            if len(data) == spans + resources:
+            if len(data) == whole:
+                if learned:
+                    self.learn(pickle.loads(data[-learned:]))  # noqa: S301 -- from a process of our own
+                    self._learned = True
                 given = Given(_table(data, 0, spans), _table(data, spans, resources), withheld)
         self._found[number] = (size, mark, given)
         return True
@@ -144,37 +155,45 @@ class Helper:
     def serve(self) -> None:
         """Decode blocks until none is left."""
         from . import _otlp_json as otlp_json
+        from ._otlp_alike import Patterns
         from ._otlp_lines import lines_work
         from ._otlp_resources import Resources
 
         self._close("_credit", "_results")
-        resources = Resources()
+        resources, patterns, known = Resources(), Patterns(), 0
         wanted = self._next()
         with Path(self.path).open("rb") as stream:
             start = stream.read(otlp_json.BLOCK_BYTES)
-            blocks = lines_work(start, stream) if otlp_json.is_lines(start) else iter(())
+            blocks = lines_work(start, stream, patterns) if otlp_json.is_lines(start) else iter(())
             for number, (block, work) in enumerate(blocks):
                 if wanted is None:
                     return
                 if number == wanted:
                     decoded = work(resources, self.keep_content)
-                    self._send(number, block, decoded, resources.take())
+                    learned = b"" if patterns.count == known else pickle.dumps(patterns.state())
+                    known = patterns.count
+                    self._send(number, block, decoded, resources.take(), learned)
                     wanted = self._next()
 
     def _send(
-        self, number: int, block: bytes, decoded: Decoded, resources: pa.Table | None
+        self,
+        number: int,
+        block: bytes,
+        decoded: Decoded,
+        resources: pa.Table | None,
+        learned: bytes,
     ) -> None:
         rows, others = decoded.spans, decoded.requests
         if rows is None or others.logs or others.metrics or others.problems:
-            os.write(self._result, _MESSAGE.pack(number, *_looks(block), 0, 0, 0))
+            os.write(self._result, _MESSAGE.pack(number, *_looks(block), 0, 0, 0, 0))
             return
         spans, more = _bytes(rows.spans), _bytes(resources)
         if not os.read(self._credits, 1):
             raise BrokenPipeError  # nobody is there
-        _write(self._slots[self._taken % SLOTS], spans + more)
+        _write(self._slots[self._taken % SLOTS], spans + more + learned)
         self._taken += 1
-        message = _MESSAGE.pack(number, *_looks(block), len(spans), len(more), rows.withheld)
-        os.write(self._result, message)
+        sizes = len(spans), len(more), len(learned)
+        os.write(self._result, _MESSAGE.pack(number, *_looks(block), *sizes, rows.withheld))
 
 
 _running: list[Helper] = []

@@ -35,7 +35,10 @@ Work = Callable[[Resources, bool], Decoded]
 def json_work(start: bytes, stream: IO[bytes], helper: Helper | None = None) -> Iterator[Work]:
     """What decodes each block of a file that begins so; a helper may have decoded some of them already."""
     if otlp_json.is_lines(start):
-        for number, (block, work) in enumerate(lines_work(start, stream)):
+        patterns = Patterns()
+        if helper is not None:
+            helper.learn = patterns.adopt
+        for number, (block, work) in enumerate(lines_work(start, stream, patterns)):
             mine = helper is None or not helper.has_begun(number)
             yield work if helper is None or mine else _helped(helper, number, block, work)
         return
@@ -45,9 +48,9 @@ def json_work(start: bytes, stream: IO[bytes], helper: Helper | None = None) -> 
     yield _document_work(b"".join(parts))
 
 
-def lines_work(start: bytes, stream: IO[bytes]) -> Iterator[tuple[bytes, Work]]:
+def lines_work(start: bytes, stream: IO[bytes], patterns: Patterns) -> Iterator[tuple[bytes, Work]]:
     """Blocks of whole lines, each with what decodes it."""
-    spellings, patterns = Spellings(), Patterns()
+    spellings = Spellings()
     for block, cut in otlp_json.line_blocks(start, stream, PADDING):
         yield block, _lines_work(block, spellings, patterns, cut)
 

@@ -45,6 +45,11 @@ class Aside:
         """Tables that have rows here."""
         return frozenset(self._parts)
 
+    def count(self, connection: duckdb.DuckDBPyConnection, table: str) -> int:
+        """Rows of a table: of its batches, and those that stand in it."""
+        ((rest,),) = connection.execute(f"SELECT count(*) FROM {self.place}.{table}").fetchall()
+        return int(rest) + sum(int(rows.num_rows) for rows in self._parts[table])
+
     def frames(self, table: str, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
         """Columns of each batch of a table; NULLs where a batch lacks one."""
         for rows in self._parts.get(table, []):

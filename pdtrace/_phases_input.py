@@ -50,7 +50,7 @@ def _named(store: Store, requests: pl.DataFrame) -> Iterator[pl.DataFrame]:
     yield of_legs.ways_out(legs)
     for rows in store.stretches("intervals", of_legs.INTERVALS, _READ_ROWS):
         yield of_legs.named(rows, legs)
-    if store.rows(f"{_SUSPECTS} LIMIT 1"):
+    if legs["again"].any():
         retries = store.sql(_RETRIES).join(requests.select("request", "number"), on="request")
         names = pl.col(NAMES).cast(pl.Categorical)
         yield retries.with_columns(names).select("number", *NAMES, "start_ns", "end_ns")
@@ -78,10 +78,7 @@ def _by_batch(rows: pl.DataFrame, each: int, slices: int) -> list[pl.DataFrame]:
 
 
 # Legs whose request may have been tried more than once.
-_SUSPECTS = """
-SELECT request FROM legs
-WHERE attempt > 0 OR (status = 'failed' AND observer = 'engine' AND container IS NOT TRUE)
-"""
+_SUSPECTS = f"SELECT request FROM legs WHERE {of_legs.AGAIN}"
 
 # A failed attempt that was followed by another owns the time until the next one's first own
 # interval. Tokens that had reached the user stay what they were: then the time from the last token

@@ -37,10 +37,11 @@ def number_kinds(intervals: pl.DataFrame) -> tuple[pl.DataFrame, Ints]:
     for name in KIND:
         names = intervals[name]
         coded = names if names.dtype == pl.Enum else names.cast(pl.Categorical)
-        column = coded.to_physical().cast(pl.Int64).fill_null(-1)
-        codes = _combined(codes, column.to_numpy() + 1)
-    distinct = np.flatnonzero(np.bincount(codes))
-    number = np.searchsorted(distinct, codes)
+        column = coded.to_physical().cast(pl.Int64) + 1
+        codes = _combined(codes, column.fill_null(0).to_numpy())
+    counts = np.bincount(codes)
+    distinct = np.flatnonzero(counts)
+    number = (np.cumsum(counts > 0) - 1)[codes]
     sample = np.empty(len(distinct), dtype=np.int64)
     sample[number] = np.arange(len(number))  # any row of a kind shows its names
     kinds = intervals.select(KIND)[sample].with_columns(

@@ -29,6 +29,9 @@ _DECODE = (
     "kv_wait_upper_bound",
 )  # fmt: skip
 
+# Of legs: their request may have been tried more than once.
+AGAIN = "(attempt > 0 OR (status = 'failed' AND observer = 'engine' AND container IS NOT TRUE))"
+
 _REQUESTS = """
 SELECT rowid AS number, request, start_ns, end_ns, first_token_ns, prefill_worker, decode_worker,
        coalesce(mode = 'disaggregated', false) AS split, coalesce(mode = 'unknown', false) AS of_unknown_mode
@@ -41,7 +44,8 @@ SELECT leg, request, worker, first_token_ns, coalesce(role = 'prefill', false) A
        coalesce(role = 'decode', false) AS decodes,
        coalesce(observer IN ('frontend', 'router'), false) AS outside,
        container IS NOT TRUE AND coalesce(resolution_ns, 1) < {_COARSE_NS}
-         AND coalesce(first_token_delivered, role IS DISTINCT FROM 'prefill') AS delivers
+         AND coalesce(first_token_delivered, role IS DISTINCT FROM 'prefill') AS delivers,
+       coalesce({AGAIN}, false) AS again
 FROM legs
 WHERE request IS NOT NULL
 """

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pdtrace import _unsupported, coverage, goodput, library, marks, wording
+from pdtrace._conditions import Conditions
 from pdtrace.errors import PROBLEM, REPORT, in_one_line, reraise_stop
 from pdtrace.model import OBSERVERS, PHASE_DETAILS, PHASES, Finding, Slo, SloPolicy
 from pdtrace.options import Check
@@ -173,11 +174,13 @@ def diagnose(
     """
     policy = goodput.as_policy(slo)
     goodput.give(store, policy)
-    asked = _finding_queries(store, policy.single() if policy else Slo())
+    conditions = store.conditions()
+    asked = _finding_queries(policy.single() if policy else Slo(), conditions)
     read = set(asked).union(_ASKED, *map(library.below, [*asked, *_ASKED]))
     held = [name for name in _READ_BY_MANY if name in read]
     ask = [*asked.items(), *((name, {}) for name in _ASKED)]
-    with store.computed_once(*held, *(goodput.READ_BY_MANY if policy else ()), ask=ask):
+    held += goodput.READ_BY_MANY if policy else ()
+    with store.computed_once(*held, ask=ask, conditions=conditions):
         if policy:
             goodput.judge_streams(store)
         return _diagnose(store, policy, asked, heard)
@@ -329,18 +332,17 @@ def _windows(store: Store, problems: list[str]) -> dict[tuple[str | None, str], 
     return {(row["deployment"], row["finding"]): row for row in rows}
 
 
-def _finding_queries(store: Store, slo: Slo) -> dict[str, dict[str, object]]:
+def _finding_queries(slo: Slo, conditions: Conditions) -> dict[str, dict[str, object]]:
     """Every finding that can have rows, with those of its parameters that the user's limits set."""
     limits = {f"slo_{key}": value for key, value in slo.limits().items()}
     return {
         query.name: {p.name: limits[p.name] for p in query.params if p.name in limits}
-        for query in _able(store)
+        for query in _able(conditions)
     }
 
 
-def _able(store: Store) -> list[library.Query]:
+def _able(conditions: Conditions) -> list[library.Query]:
     """The findings whose condition (`when:` of their header) holds: planning the others is not worth it."""
-    conditions = store.conditions()
     return [
         query
         for query in library.queries().values()

@@ -23,6 +23,7 @@ import duckdb
 from pdtrace import _selection_tables as cuts
 from pdtrace import goodput, library, slo
 from pdtrace._aside import Aside
+from pdtrace._conditions import Conditions
 from pdtrace._selection_filter import Band, Filter, State, left_of, of_deployment
 from pdtrace.errors import PdtraceError
 from pdtrace.store import FEW_BYTES, Asked, Store
@@ -219,10 +220,12 @@ class Selection(Store):
                 self._shared.judged = True
 
     @contextmanager
-    def computed_once(self, *names: str, ask: Iterable[Asked] = ()) -> Iterator[None]:
+    def computed_once(
+        self, *names: str, ask: Iterable[Asked] = (), conditions: Conditions | None = None
+    ) -> Iterator[None]:
         """What many queries read is held anyway."""
         self._make(names)
-        with super().computed_once(ask=ask):
+        with super().computed_once(ask=ask, conditions=conditions):
             yield
 
     def _make(self, names: Iterable[str]) -> None:

@@ -191,6 +191,8 @@ class Store:
 
     def count(self, table: str) -> int:
         """Rows of a table."""
+        if table in self._aside.names():
+            return self._aside.count(self.connection, table)
         return int(self.scalar(f"SELECT count(*) FROM {table}"))
 
     def filled(self) -> frozenset[str]:
@@ -495,17 +497,20 @@ class Store:
         return problem
 
     @contextmanager
-    def computed_once(self, *names: str, ask: Iterable[Asked] = ()) -> Iterator[None]:
+    def computed_once(
+        self, *names: str, ask: Iterable[Asked] = (), conditions: Conditions | None = None
+    ) -> Iterator[None]:
         """Hold views that many queries read as tables of the same name, for as long as the block runs.
 
         Views that these or the questions read and that can have no rows (`when:` of their header) are empty tables.
         `ask`: queries (name, parameters) that are answered meanwhile, several at a time; query() hands out what is
-        known already. In a file that has no effect: only one connection has its tables, temporary ones, which
+        known already. `conditions`: those that were asked of the same tables before. In a file that has no effect: only one connection has its tables, temporary ones, which
         DuckDB finds before views, inside other views and macros too.
         """
         ask = list(ask)
         read = {*names, *(name for name, _ in ask)}
-        empty = self._empty(read.union(*map(library.below, read)), names)
+        below = read.union(*map(library.below, read))
+        empty = self._empty(below, names, conditions or self.conditions())
         if self.path is None:
             asked = {_ahead.key(name, given): self._from(name, given) for name, given in ask}
             try:
@@ -526,12 +531,11 @@ class Store:
             for name in reversed(tables):
                 self.connection.execute(f"DROP TABLE temp.{name}")
 
-    def _empty(self, names: Iterable[str], held: Iterable[str]) -> set[str]:
+    def _empty(self, names: Iterable[str], held: Iterable[str], conditions: Conditions) -> set[str]:
         """The views among these whose condition (`when:` of their header) does not hold: they have no rows.
 
         In memory only those that are `held` or not there yet: what stands in for them is let go with the block.
         """
-        conditions = self.conditions()
         known = library.queries()
         free = {*held, *(self._waiting if self.path is None else known)}
         return {

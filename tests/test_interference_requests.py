@@ -11,7 +11,7 @@ import pytest
 
 from pdtrace import methods
 from pdtrace.ingest import ingest
-from pdtrace.methods._exposure import Exposure, mean_level, prefill_windows
+from pdtrace.methods._exposure import Exposure, mean_levels, prefill_windows
 from pdtrace.methods._permuted import _shuffled
 from pdtrace.methods.interference_requests import RESULT_SCHEMA, interference
 from pdtrace.store import Store
@@ -171,10 +171,11 @@ def test_exposure_is_what_a_loop_over_pairs_gives() -> None:
 def test_mean_level_is_the_mean_number_active_and_their_context() -> None:
     at, until = np.array([0.0, 1.0, 3.0]), np.array([4.0, 2.0, 8.0])
     zero, one = np.zeros(3), np.ones(3)
-    assert mean_level(at, until, one, zero) == pytest.approx([6 / 4, 2.0, 6 / 5])
     # the first grows from 10 to 18 tokens: 13 in the mean of second 1 to 2
     level, growth = np.array([10.0, 5.0, 0.0]), np.array([8.0, 0.0, 0.0])
-    assert mean_level(at, until, level, growth)[1] == pytest.approx(18.0)
+    active, context = mean_levels(at, until, [(one, zero), (level, growth)])
+    assert active == pytest.approx([6 / 4, 2.0, 6 / 5])
+    assert context[1] == pytest.approx(18.0)
 
 
 def test_a_prompt_is_computed_after_the_first_token_before_it() -> None:

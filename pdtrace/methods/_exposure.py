@@ -32,27 +32,23 @@ class Exposure:
     ends: Floats
     at: Floats
     until: Floats
-    by_start: Ints
     by_end: Ints
-    places: tuple[Ints, ...]
+    ended: tuple[Ints, Ints]  # prompts that ended until each window opens, and until it closes
     in_order: bool  # prompts already stand in the order of their ends
     pieces: Pieces | None  # where few windows overlap: a part of the work to do for each weight
+    begun: tuple[Ints, Ints, Ints] | None  # else the order of starts, and how many had begun
 
     @classmethod
     def of(cls, starts: Floats, ends: Floats, at: Floats, until: Floats) -> Exposure:
         """Sort once; sums under many weights are then cheap."""
         starts = np.minimum(starts, ends - SHORTEST_PREFILL_S)
-        by_start, by_end = np.argsort(starts, kind="stable"), np.argsort(ends, kind="stable")
-        first, last = starts[by_start], ends[by_end]
-        places = (
-            np.searchsorted(first, at, "right"),
-            np.searchsorted(first, until, "right"),
-            np.searchsorted(last, at, "right"),
-            np.searchsorted(last, until, "right"),
-        )
-        pieces = _pieces(starts[by_end], last, at, until, places[2:])
         in_order = bool((np.diff(ends) >= 0).all())
-        return cls(starts, ends, at, until, by_start, by_end, places, in_order, pieces)
+        by_end = np.arange(len(ends)) if in_order else np.argsort(ends, kind="stable")
+        last = ends[by_end]
+        ended = np.searchsorted(last, at, "right"), np.searchsorted(last, until, "right")
+        pieces = _pieces(starts[by_end], last, at, until, ended)
+        begun = None if pieces else _begun(starts, at, until)
+        return cls(starts, ends, at, until, by_end, ended, in_order, pieces, begun)
 
     def tokens(self, weights: Floats) -> Floats:
         """Weight computed inside each decode window; `weights` is one row or a table of rows.
@@ -62,12 +58,13 @@ class Exposure:
         if self.pieces is not None:
             ordered = weights if self.in_order else weights[..., self.by_end]
             return self._by_pieces(ordered, self.pieces)
+        by_start, start_at, start_until = self.begun or _begun(self.starts, self.at, self.until)
         rate = weights / (self.ends - self.starts)
-        begun = _running(rate[..., self.by_start])
-        begun_at = _running((rate * self.starts)[..., self.by_start])
+        begun = _running(rate[..., by_start])
+        begun_at = _running((rate * self.starts)[..., by_start])
         done = _running(rate[..., self.by_end])
         done_at = _running((rate * self.ends)[..., self.by_end])
-        start_at, start_until, end_at, end_until = self.places
+        end_at, end_until = self.ended
         at = self.at * (begun[..., start_at] - done[..., end_at])
         until = self.until * (begun[..., start_until] - done[..., end_until])
         shift = begun_at[..., start_until] - begun_at[..., start_at]
@@ -78,8 +75,8 @@ class Exposure:
     def _by_pieces(self, ordered: Floats, pieces: Pieces) -> Floats:
         """Whole prompts by running sums, those begun and not ended at either instant by their part."""
         done = _running(ordered)
-        found: Floats = done[..., self.places[3]]
-        found -= done[..., self.places[2]]
+        found: Floats = done[..., self.ended[1]]
+        found -= done[..., self.ended[0]]
         if len(pieces.prompt):
             part = ordered[..., pieces.prompt] * pieces.part
             found[..., pieces.window] += np.add.reduceat(part, pieces.begin, axis=-1)
@@ -93,6 +90,13 @@ class Pieces(NamedTuple):
     begin: Ints  # of each of these, its first piece
     prompt: Ints  # of each piece, in the order of ends
     part: Floats  # done at the end of the window, less what was done at its beginning
+
+
+def _begun(starts: Floats, at: Floats, until: Floats) -> tuple[Ints, Ints, Ints]:
+    """The order of starts, and how many lie before or at each of these instants."""
+    by_start = np.argsort(starts, kind="stable")
+    first = starts[by_start]
+    return by_start, np.searchsorted(first, at, "right"), np.searchsorted(first, until, "right")
 
 
 def _pieces(
@@ -131,28 +135,30 @@ def prefill_windows(arrivals: Floats, firsts: Floats) -> Floats:
     return np.minimum(starts, firsts)
 
 
-def mean_level(at: Floats, until: Floats, level: Floats, growth: Floats) -> Floats:
-    """Time mean, over each window, of the sum of all windows' levels.
+def mean_levels(at: Floats, until: Floats, levels: list[tuple[Floats, Floats]]) -> list[Floats]:
+    """Time means, over each window, of the sums of all windows' levels; for each (level, growth).
 
     Each window [at, until] carries `level` at its start and `level + growth` at its end, linearly
     between: with level 1 and growth 0 the number active, with prompt and output tokens the context.
     """
     length = np.maximum(until - at, 1e-9)
-    slope = growth / length
     times = np.concatenate([at, until])
     order = np.argsort(times, kind="stable")
-    # value at t = jumps + slopes * t: running sums of both
-    jumps = np.concatenate([level - slope * at, -(level - slope * at)])[order]
-    slopes = np.concatenate([slope, -slope])[order]
     sorted_times = times[order]
-    constant, inclination = np.cumsum(jumps), np.cumsum(slopes)
-    step = np.diff(sorted_times, append=sorted_times[-1])
+    step = np.diff(sorted_times, append=sorted_times[-1:])
     middle = sorted_times + step / 2
-    area = np.concatenate([[0.0], np.cumsum((constant + inclination * middle) * step)])
     place = np.empty(len(times), dtype=np.int64)
     place[order] = np.arange(len(times))
-    count = len(at)
-    found: Floats = (area[place[count:]] - area[place[:count]]) / length
+    opens, closes = np.split(place, [len(at)])
+    found = []
+    for level, growth in levels:
+        slope = growth / length
+        # value at t = jumps + slopes * t: running sums of both
+        jump = level - slope * at
+        constant = np.cumsum(np.concatenate([jump, -jump])[order])
+        inclination = np.cumsum(np.concatenate([slope, -slope])[order])
+        area = np.concatenate([[0.0], np.cumsum((constant + inclination * middle) * step)])
+        found.append((area[closes] - area[opens]) / length)
     return found
 
 

@@ -23,33 +23,36 @@ import numpy as np
 import polars as pl
 
 from pdtrace.methods import _permuted
-from pdtrace.methods._exposure import Exposure, mean_level, prefill_windows
+from pdtrace.methods._exposure import SHORTEST_PREFILL_S, Exposure, mean_levels, prefill_windows
 from pdtrace.methods.statistics import Bools, Floats, trimmed_least_squares
 
 # Workers that decoded, and what forbids judging them.
 WORKERS = """
-WITH placed AS (
-  SELECT deployment, count(*) AS requests, count(decode_worker) AS known
+WITH served AS (
+  SELECT deployment, decode_worker AS worker, count(*) AS n,
+    coalesce(bool_or(mode = 'disaggregated' OR prefill_worker <> decode_worker), false)
+      AS disaggregated
   FROM requests
+  GROUP BY deployment, decode_worker
+),
+placed AS (
+  SELECT deployment, sum(n) AS requests, coalesce(sum(n) FILTER (worker IS NOT NULL), 0) AS known
+  FROM served
   GROUP BY deployment
 )
-SELECT r.deployment, r.decode_worker AS worker, any_value(w.role) AS role,
-  coalesce(any_value(f.consumer), false) AS kv_consumer,
-  coalesce(bool_or(r.mode = 'disaggregated' OR r.prefill_worker <> r.decode_worker), false)
-    AS disaggregated,
-  1 - any_value(p.known) / any_value(p.requests) AS unplaced_ratio
-FROM requests AS r
-JOIN placed AS p ON p.deployment IS NOT DISTINCT FROM r.deployment
-LEFT JOIN workers AS w ON w.worker = r.decode_worker
+SELECT s.deployment, s.worker, w.role, coalesce(f.consumer, false) AS kv_consumer, s.disaggregated,
+  1 - p.known / p.requests AS unplaced_ratio
+FROM served AS s
+JOIN placed AS p ON p.deployment IS NOT DISTINCT FROM s.deployment
+LEFT JOIN workers AS w ON w.worker = s.worker
 LEFT JOIN (
   SELECT worker, bool_or(value ILIKE '%consumer%') AS consumer
   FROM facts
   WHERE key = 'kv_role'
   GROUP BY worker
-) AS f ON f.worker = r.decode_worker
-GROUP BY r.deployment, r.decode_worker
-HAVING r.decode_worker IS NOT NULL OR any_value(p.known) = 0
-ORDER BY r.deployment, r.decode_worker
+) AS f ON f.worker = s.worker
+WHERE s.worker IS NOT NULL OR p.known = 0
+ORDER BY s.deployment, s.worker
 """
 
 MIN_KNOWN = 0.9  # of a worker's requests, those whose instants and prompt lengths are known
@@ -81,6 +84,7 @@ class Requests:
 
     arrivals: Floats
     firsts: Floats
+    begins: Floats  # when each prompt can have begun to be computed
     ends: Floats
     prompts: Floats
     computed: Floats  # thousands of prompt tokens that were computed
@@ -168,8 +172,9 @@ def _arrays(usable: pl.DataFrame) -> Requests:
     completed = usable["outcome"].fill_null("unknown").is_in(["completed", "unknown"]).to_numpy()
     victims = (outputs >= 3) & (ends > firsts) & single & completed
     order = np.argsort(firsts, kind="stable")
+    arrivals, firsts = arrivals[order], firsts[order]
     return Requests(
-        arrivals[order], firsts[order], ends[order], prompts[order],
+        arrivals, firsts, prefill_windows(arrivals, firsts), ends[order], prompts[order],
         np.maximum(computed, 0.0)[order] / 1e3, outputs[order], victims[order], cached_known,
     )  # fmt: skip
 
@@ -183,10 +188,7 @@ def _estimate(mine: Requests) -> tuple[dict[str, Any], str]:
             row,
             f"cannot tell: only {row['victims']} decodes whose length and duration are known",
         )
-    exposure = Exposure.of(
-        prefill_windows(mine.arrivals, mine.firsts), mine.firsts, mine.firsts[chosen],
-        mine.ends[chosen],
-    )  # fmt: skip
+    exposure = Exposure.of(mine.begins, mine.firsts, mine.firsts[chosen], mine.ends[chosen])
     row["unlike_prompts"] = _standing_out(mine)
     if why_not := _powerless(mine, row["unlike_prompts"]):
         return row, why_not
@@ -196,8 +198,7 @@ def _estimate(mine: Requests) -> tuple[dict[str, Any], str]:
     table, seconds = np.column_stack([own, others])[judged], duration[judged]
     weights = 1 / np.sqrt(table[:, 0])  # variance grows with the number of gaps
     among = exposure if rows.all() else Exposure.of(
-        prefill_windows(mine.arrivals, mine.firsts)[rows], mine.firsts[rows],
-        mine.firsts[chosen][judged], mine.ends[chosen][judged],
+        mine.begins[rows], mine.firsts[rows], mine.firsts[chosen][judged], mine.ends[chosen][judged],
     )  # fmt: skip
     base = own.shape[1] + 1  # own work and the number of prompts: what shuffled lengths leave
     gain = _permuted.test(table[:, :base], seconds, weights, mine.computed[rows], among)
@@ -229,8 +230,10 @@ def _estimate(mine: Requests) -> tuple[dict[str, Any], str]:
 
 def _standing_out(mine: Requests) -> int:
     """Prompts computed while others decoded whose length differs by half the median or more."""
-    decoding = Exposure.of(mine.firsts[mine.victims], mine.ends[mine.victims], *_around(mine))
-    exposed = decoding.tokens(np.ones(int(mine.victims.sum()))) > 0
+    opens, closes = _around(mine)
+    firsts, ends = mine.firsts[mine.victims], mine.ends[mine.victims]
+    begun = np.searchsorted(np.sort(np.minimum(firsts, ends - SHORTEST_PREFILL_S)), closes, "left")
+    exposed = begun > np.searchsorted(np.sort(ends), opens, "right")
     typical = float(np.median(mine.computed))
     away = np.abs(mine.computed - typical)
     return int(((away > 0) & (away >= 0.5 * typical) & exposed).sum())
@@ -238,8 +241,7 @@ def _standing_out(mine: Requests) -> int:
 
 def _around(mine: Requests) -> tuple[Floats, Floats]:
     """Each prompt's own window, a moment at least, in which others may have decoded."""
-    starts = prefill_windows(mine.arrivals, mine.firsts)
-    return np.minimum(starts, mine.firsts - 1e-3), mine.firsts - 1e-6
+    return np.minimum(mine.begins, mine.firsts - 1e-3), mine.firsts - 1e-6
 
 
 def _powerless(mine: Requests, unlike_prompts: int) -> str:
@@ -279,8 +281,8 @@ def _design(mine: Requests, exposure: Exposure) -> tuple[Floats, Floats]:
     ones = np.ones(len(mine.firsts))
     known = np.where(np.isfinite(mine.ends), mine.ends, mine.firsts)
     until, grown = np.maximum(known, mine.firsts), np.nan_to_num(mine.outputs)
-    active = mean_level(mine.firsts, until, ones, 0 * ones)[mine.victims]
-    context = mean_level(mine.firsts, until, mine.prompts, grown)[mine.victims]
+    levels = [(ones, 0 * ones), (mine.prompts, grown)]
+    active, context = (mean[mine.victims] for mean in mean_levels(mine.firsts, until, levels))
     gaps = (mine.outputs - 1)[mine.victims]
     own = np.column_stack([gaps, gaps * active, gaps * context, mine.prompts[mine.victims]])
     others = exposure.tokens(np.stack([ones, mine.computed, mine.computed**2])).T

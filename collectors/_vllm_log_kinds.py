@@ -6,12 +6,13 @@ import polars as pl
 
 from . import _vllm_log_config as config
 from . import _vllm_log_events as alarms
+from . import _vllm_log_lmcache as lmcache
 from . import _vllm_log_periodic as periodic
 from . import _vllm_log_requests as requests
 from ._vllm_log_frame import is_step
 
 ACCESS = r'"(?P<method>[A-Z]+) (?P<path>\S+) HTTP/[\d.]+" (?P<status>\d{3})'
-_ORDER = ("request", "step", "periodic", "alarm", "config", "access")
+_ORDER = ("request", "lmcache", "step", "periodic", "alarm", "config", "access")
 _STATED = r"^(?:Received|Generated|Request|Added|Aborted|Finished|start_load_kv) "
 
 
@@ -24,7 +25,7 @@ def between() -> list[pl.Expr]:
 
 
 def with_kind(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with `kind`: step, periodic, request, config, alarm, access, prompt or other.
+    """The frame with `kind`: step, periodic, request, lmcache, config, alarm, access, prompt or other.
 
     Lines that begin as request lines are those, whatever their prompt says.
     """
@@ -37,6 +38,7 @@ def with_kind(frame: pl.DataFrame) -> pl.DataFrame:
         text.str.contains("HTTP/", literal=True).alias("access"),
         text.str.contains_any(list(config.MARKERS)).alias("config"),
         text.str.contains_any(list(alarms.MARKERS)).alias("alarm"),
+        lmcache.is_line(text).alias("lmcache"),
     ).with_columns(step.alias("step"))
     asked = found["request"].any()
     if asked:

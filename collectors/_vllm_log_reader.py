@@ -11,6 +11,7 @@ from pdtrace.model import Sink, Source
 
 from . import _vllm_log_config as config
 from . import _vllm_log_events as alarms
+from . import _vllm_log_lmcache as lmcache
 from . import _vllm_log_periodic as periodic
 from . import _vllm_log_requests as requests
 from . import _vllm_log_steps as steps
@@ -41,6 +42,7 @@ class Reader:
         self.carried = False  # some lines have a carrier's stamp
         self.last_ns: dict[str, int] = {}  # stream -> its last stamp
         self.requests: list[pl.DataFrame] = []
+        self.cache: list[pl.DataFrame] = []  # LMCache's lines
         self.answers: list[requests.Answer] = []
         self.calls: dict[int, list[int]] = {}  # run -> generation calls answered, with an error
         self.http_errors: list[dict[str, Any]] = []
@@ -59,7 +61,7 @@ class Reader:
         total = int(lines["parts"].sum())
         self.out.read(total)
         self.out.skip_many(total - lines.height, SPLIT_LINE)
-        frame = self.clock.stamp(with_kind(with_fields(lines)))
+        frame = lmcache.stamped(self.clock.stamp(with_kind(with_fields(lines))))
         self.carried = self.carried or frame["prefix_time_ns"].null_count() < frame.height
         parsed = steps.parse(frame.filter(pl.col("kind") == "step"))
         frame = self.runs.assign(frame, parsed)
@@ -67,6 +69,7 @@ class Reader:
         self._steps(frame, parsed)
         self._periodic(frame.filter(pl.col("kind") == "periodic"))
         self._requests(frame.filter(pl.col("kind") == "request"))
+        self._cache(frame.filter(pl.col("kind") == "lmcache"))
         self._alarms(frame.filter(pl.col("kind") == "alarm"))
         self._access(frame)
         self._settings(frame.filter(pl.col("kind") == "config"))
@@ -173,6 +176,14 @@ class Reader:
         for index in real["run"].unique().to_list():
             self.runs.worker(self.runs.all[index])
         self.requests.append(real)
+
+    def _cache(self, lines: pl.DataFrame) -> None:
+        if not lines.height:
+            return
+        for index in lines["run"].unique().to_list():
+            self.runs.worker(self.runs.all[index])
+        self.cache.append(lmcache.parse(lines))
+        self.requests.append(lmcache.events(self.cache[-1]))
 
     def _alarms(self, lines: pl.DataFrame) -> None:
         found = []
@@ -318,21 +329,45 @@ class Reader:
         legs = pl.DataFrame(schema={"record": pl.Int64, "request_id": pl.String})
         if frame is not None and frame.height:
             legs = requests.legs(frame, self.path, self.runs.all)
+            cache = requests.with_legs(self._cache_lines(), frame, legs)
+            legs = legs.join(lmcache.found(cache), on="leg", how="left", maintain_order="left")
             answered, refused = requests.pair_answers(legs, self.answers)
             legs = requests.answered(legs, answered)
             self.out.add("legs", legs.select(requests.LEG_COLUMNS))
             moved = requests.transfers(frame, self.runs.all)
             if moved.height:
                 self.out.add("transfers", moved)
-            kept = pl.concat([legs["record"], self._aborts(legs), moved["record"]])
+            kept = pl.concat(
+                [legs["record"], self._aborts(legs), moved["record"], self._loads_and_stores(cache)]
+            )
             self._skip(
                 frame.unique("record").filter(~pl.col("record").is_in(kept.implode())),
                 requests.FOLDED,
             )
+        elif self.cache:
+            text = pl.lit(None, pl.String)
+            self._loads_and_stores(self._cache_lines().with_columns(request_id=text, leg=text))
         if self.http_errors:
             self._told_http_errors(answered, legs)
         if refused:
             self.out.add("legs", [self._refused(*answer) for answer in refused])
+
+    def _cache_lines(self) -> pl.DataFrame:
+        return pl.concat(self.cache) if self.cache else lmcache.parse(lmcache.NOTHING)
+
+    def _loads_and_stores(self, cache: pl.DataFrame) -> pl.Series:
+        """LMCache's movements, and loads as time of their requests; returns the records that made them."""
+        moved = lmcache.timed(cache)
+        if moved.height:
+            self.out.add("transfers", lmcache.transfers(moved, self.runs.all))
+            loads = lmcache.loads(moved)
+            if loads.height:
+                self.out.add("intervals", loads)
+        nameless = cache.filter(pl.col("id").is_null())
+        self._skip(
+            nameless.filter(~pl.col("record").is_in(moved["record"].implode())), lmcache.UNTIMED
+        )
+        return moved["record"]
 
     def _aborts(self, legs: pl.DataFrame) -> pl.Series:
         """One event per aborted and per failed request; returns the records that made them."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from . import _vllm_log_lmcache as lmcache
 from ._vllm_ids import external_id
 from ._vllm_log_runs import Run
 
@@ -92,6 +93,17 @@ def _why(message: pl.Expr) -> pl.Expr:
     )
 
 
+def with_legs(lines: pl.DataFrame, events: pl.DataFrame, legs: pl.DataFrame) -> pl.DataFrame:
+    """LMCache's lines with the request_id and the leg of the request that they name, NULL where none."""
+    named = _occurrences(events.filter(~pl.col("action").is_in(TRANSFERS)))
+    named = named.filter(pl.col("action") == lmcache.ACTION)
+    known = legs.select("run", "request_id", "occurrence", "leg")
+    named = named.join(known, on=["run", "request_id", "occurrence"], how="left")
+    return lines.join(
+        named.select("record", "request_id", "leg"), on="record", how="left", maintain_order="left"
+    )
+
+
 def is_request(name: str = "id") -> pl.Expr:
     """False for ids of utility calls that the engine never sees."""
     return ~pl.col(name).str.contains(r"^(?:de)?tokenize-")
@@ -102,7 +114,8 @@ def legs(events: pl.DataFrame, path: str, runs: list[Run]) -> pl.DataFrame:
     frame = _occurrences(events.filter(~pl.col("action").is_in(TRANSFERS)))
     grouped = frame.group_by("run", "request_id", "occurrence", maintain_order=True).agg(
         pl.col("record").first(),
-        pl.col("time_ns").first().alias("start_ns"),
+        # a lookup in a cache comes when the scheduler tries a request, not when it arrives
+        pl.col("time_ns").filter(pl.col("action") != lmcache.ACTION).first().alias("start_ns"),
         pl.col("resolution_ns").first(),
         pl.col("max_tokens").drop_nulls().first(),
         pl.col("n").drop_nulls().first(),
@@ -118,6 +131,7 @@ def legs(events: pl.DataFrame, path: str, runs: list[Run]) -> pl.DataFrame:
         _first("time_ns", "aborted", "aborted_internal").alias("aborted_ns"),
         _first("time_ns", "delta").alias("first_token_ns"),
         (pl.col("action") == "received").any().alias("received"),
+        (pl.col("action") == lmcache.ACTION).any().alias("looked_up"),
     )
     # the first final line counts: an abort after the end is the connection's
     ends = {"completed": "finished", "failed": "failed", "aborted": "aborted"}
@@ -198,7 +212,7 @@ def with_request_ids(events: pl.DataFrame) -> pl.DataFrame:
 
     raw = pl.col("id")
     bare, parent = raw.str.replace(_HEX, ""), raw.str.replace(_CHILD, "")
-    internal = pl.col("action").is_in(["added", "aborted_internal", *TRANSFERS])
+    internal = pl.col("action").is_in(["added", "aborted_internal", lmcache.ACTION, *TRANSFERS])
     # without the front end's lines: a suffix that nearly all internal ids of a run have is the
     # engine's
     suffixed = raw.str.contains(_HEX).filter(internal).mean().over("run").fill_null(0) >= 0.9
@@ -277,6 +291,8 @@ def _named(frame: pl.DataFrame, path: str, runs: list[Run]) -> pl.DataFrame:
 Answer = tuple[int, int, int | None, int]
 
 LEG_COLUMNS = (
+    "prompt_tokens",
+    "cached_tokens",
     "record",
     "leg",
     "worker",
@@ -317,7 +333,13 @@ def pair_answers(
     open_legs = [
         row
         for row in frame.select(
-            "record", "run", "failed", "failed_ns", "start_ns", "admitted", "status"
+            "record",
+            "run",
+            "failed",
+            "failed_ns",
+            "start_ns",
+            pl.col("admitted") | pl.col("looked_up"),
+            "status",
         ).iter_rows()
         if row[6] == "failed" or (row[6] == "unknown" and not row[5] and row[1] in adds)
     ]

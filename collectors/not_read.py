@@ -33,7 +33,7 @@ _NAMED: tuple[tuple[str, str, re.Pattern[bytes]], ...] = (
     ("llm-d routing sidecar log", _METRICS, re.compile(rb'"logger"\s*:\s*"(?:proxy|routing-sidecar)[^"]*"|routing[-_]sidecar')),
     ("Mooncake log", "its transfers name no request", re.compile(
         rb"\[Metrics\] Transfer Engine Stats|^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ (?:transfer_engine|master_service|rdma_|tcp_transport|client_service)\w*\.cpp:\d+\]", re.MULTILINE)),
-    ("LMCache log", "inside a vLLM log its lines are counted as lines without a measurement", re.compile(
+    ("LMCache log", "inside a vLLM log its lookups, loads and stores are read", re.compile(
         rb"\] LMCache (?:DEBUG|INFO|WARNING|ERROR) ?:|^(?:DEBUG|INFO|WARNING|ERROR) LMCache: ", re.MULTILINE)),
     ("GuideLLM report", "its server's traces or logs are read", re.compile(rb'"guidellm_version"|"type_?"\s*:\s*"generative_benchmark"')),
     ("inference-perf summary", _TOTALS, re.compile(rb'\A\s*\{\s*"load_summary"\s*:|"successes"\s*:\s*\{\s*"count"[\s\S]{0,400}?"request_latency"\s*:\s*\{')),

@@ -52,10 +52,16 @@ def _pairs(store: Store) -> pl.DataFrame:
     """source of a log, apart_ns (line minus span) for every request that both tell."""
     found = [f"({spans.attribute_sql(key, str)})" for key in _ID_KEYS]
     return store.sql(
-        f"""WITH told AS (
-              SELECT source, request_id, min(start_ns) AS start_ns FROM legs SEMI JOIN zone_logs USING (source)
-              WHERE request_id IS NOT NULL AND start_ns IS NOT NULL AND resolution_ns >= 1000000000
-              GROUP BY ALL HAVING count(*) = 1
+        f"""WITH loaded AS (
+              -- lines that tell of a request's cache and not of its arrival: a load comes soon after that
+              SELECT leg, min(start_ns) AS load_ns FROM intervals SEMI JOIN zone_logs USING (source)
+              WHERE detail = 'kv_load' GROUP BY leg
+            ), told AS (
+              SELECT source, request_id, min(coalesce(start_ns, load_ns)) AS start_ns
+              FROM legs SEMI JOIN zone_logs USING (source) LEFT JOIN loaded USING (leg)
+              WHERE request_id IS NOT NULL
+                AND CASE WHEN start_ns IS NULL THEN load_ns IS NOT NULL ELSE resolution_ns >= 1000000000 END
+              GROUP BY source, request_id HAVING count(*) = 1
             ), spanned AS (
               SELECT coalesce({", ".join(found)}) AS request_id, start_ns FROM spans
               WHERE start_ns IS NOT NULL AND contains(string_keys, 'id')

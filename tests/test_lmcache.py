@@ -93,3 +93,176 @@ def test_kv_events_are_recognised_and_it_is_said_why_they_are_not_used(
     (why,) = [row["why"] for row in found if row["path"].endswith("kv_events.jsonl")]
     assert why.startswith("KV cache events")
     assert "not whose prompts they are" in why
+
+
+BANNER = (
+    "(APIServer pid=1) INFO 03-01 09:59:50 [api_server.py:1896] vLLM API server version 0.11.0\n"
+)
+ENGINE, RANK = "(EngineCore_DP0 pid=6) ", "(Worker_TP{} pid=7{}) "
+GIB = 1024**3
+
+
+def stamp(seconds: float) -> str:
+    whole, ms = divmod(round(seconds * 1000), 1000)
+    return f"[2026-03-01 10:{whole // 60:02d}:{whole % 60:02d},{ms:03d}]"
+
+
+def asked(at: float, request: str, total: int, rest: str) -> str:
+    return f"{ENGINE}{stamp(at)} LMCache INFO: Reqid: {request}, Total tokens {total}, {rest} (vllm_v1_adapter.py:1476:x)\n"
+
+
+def moved(at: float, text: str, rank: int = 0) -> str:
+    return f"{RANK.format(rank, rank)}{stamp(at)} LMCache INFO: {text} (cache_engine.py:985:lmcache.v1.cache_engine)\n"
+
+
+def log(folder: Path, *lines: str) -> Trace:
+    (folder / "server.log").write_text(BANNER + "".join(lines))
+    return Trace.read([str(folder / "server.log")])
+
+
+@pytest.mark.parametrize(
+    ("total", "rest", "cached"),
+    [
+        (8192, "Inference Engine computed tokens: 512, LMCache hit tokens: 7936, need to load: 7424", 7936),
+        (8192, "LMCache hit tokens: 7936, need to load: 7424", 7936),
+        (836, "LMCache hit tokens: 768, need to load: -64", 832),  # the engine held more than LMCache
+        (836, "Inference Engine computed tokens: 832, LMCache hit tokens: 768, need to load: 0", 832),
+        (512, "Inference Engine computed tokens: 0, LMCache hit tokens: 512, need to load: 511", 511),
+        (512, "LMCache hit tokens: 512, need to load: 511", 511),
+        (512, "Inference Engine computed tokens: 16, LMCache hit tokens: 32, but need to load: 16 < min_retrieve 64, skip retrieve but record for save skip", 16),
+        (512, "Inference Engine computed tokens: 0, LMCache hit tokens: 0, need to load: 0", 0),
+    ],
+)  # fmt: skip
+def test_a_lookup_says_what_of_the_prompt_need_not_be_computed(
+    total: int, rest: str, cached: int, tmp_path: Path
+) -> None:
+    with log(tmp_path, asked(0, "cmpl-7-0", total, rest)) as trace:
+        assert trace.sql(
+            "SELECT request_id, prompt_tokens, cached_tokens, start_ns, status FROM legs"
+        ).rows() == [("cmpl-7-0", total, cached, None, "unknown")]
+        (read, kept, skipped) = trace.sql(
+            "SELECT rows_read, rows_kept, rows_skipped FROM sources"
+        ).row(0)
+        assert (read, kept, skipped) == (2, 2, 0)
+
+
+def test_loads_and_stores_stand_in_front_of_their_stamps_rank_by_rank(tmp_path: Path) -> None:
+    size = "size: 0.5000 gb, cost 60.0000 ms, throughput: 8.3333 GB/s;"
+    lines = [
+        asked(1, "cmpl-7-0", 8192, "Inference Engine computed tokens: 0, LMCache hit tokens: 4096, need to load: 4096"),
+        *[moved(1.1 + rank / 100, f"[req_id=cmpl-7-0] Retrieved 4096 out of 4096 required tokens (from 8192 total tokens). {size}", rank)
+          for rank in (0, 1)],
+        moved(2, "[req_id=cmpl-7-0] Stored 3840 out of total 8192 tokens. size: 0.2500 GB, cost 4.0000 ms, throughput: 62.5000 GB/s;"
+                 " offload_time: 3.9000 ms, put_time: 0.1000 ms"),
+    ]  # fmt: skip
+    with log(tmp_path, *lines) as trace:
+        rows = trace.sql(
+            """SELECT direction, request_id, duration_ms, bytes, backend, outcome, (end_ns - start_ns) / 1e6,
+                 source_worker IS NULL, destination_worker IS NULL, leg IS NOT NULL FROM transfers ORDER BY end_ns"""
+        ).rows()
+        load = ("load", "cmpl-7-0", 60.0, GIB // 2, "LMCache", "completed", 60.0, True, False, True)
+        assert rows[:2] == [load, load]
+        assert rows[2][:6] == ("store", "cmpl-7-0", 4.0, GIB // 4, "LMCache", "completed")
+        spent = trace.sql(
+            "SELECT detail, basis, (end_ns - start_ns) / 1e6 FROM intervals ORDER BY end_ns"
+        ).rows()
+        assert spent == [("kv_load", "reported", 60.0)] * 2
+        start = trace.sql("SELECT min(start_ns) FROM intervals").item()
+        assert start == 1_772_359_201_040_000_000  # 10:00:01.100 - 60 ms, read as UTC
+
+
+def test_older_lines_name_no_request_and_the_oldest_no_time(tmp_path: Path) -> None:
+    lines = [
+        moved(1, "Retrieved 512 out of 512 required tokens (from 600 total tokens). size: 0.0625 gb, cost 5.0000 ms, throughput: 12.5 GB/s;"),
+        moved(2, "Stored 256 out of total 600 tokens. size: 0.0000 gb, cost 1.0000 ms, throughput: 0.0 GB/s; offload_time: 1.0 ms, put_time: 0.0 ms"),
+        moved(3, "Retrieved 512 out of 512 out of total 600 tokens"),
+    ]  # fmt: skip
+    with log(tmp_path, *lines) as trace:
+        assert trace.sql(
+            "SELECT direction, request_id, bytes FROM transfers ORDER BY end_ns"
+        ).rows() == [("load", None, GIB // 16), ("store", None, None)]
+        assert trace.sql("SELECT count(*) FROM legs").item() == 0
+        skipped = trace.sql("SELECT reason, records FROM skipped").rows()
+        assert skipped == [("LMCache line without time and size", 1)]
+
+
+def test_tries_preemption_and_short_loads(tmp_path: Path) -> None:
+    found = "Inference Engine computed tokens: {}, LMCache hit tokens: {}, need to load: {}"
+    lines = [
+        asked(1, "cmpl-1-0", 1024, found.format(0, 512, 512)),
+        asked(2, "cmpl-1-0", 1024, found.format(0, 768, 768)),  # tried again: more was there by then
+        asked(3, "cmpl-1-0", 1100, found.format(1024, 1024, 0)),  # preempted: its answer so far is looked up too
+        asked(4, "cmpl-2-0", 1024, found.format(0, 512, 512)),
+        moved(5, "[req_id=cmpl-2-0] Retrieved 256 out of 512 required tokens (from 1024 total tokens). size: 0.0312 gb, cost 2.0 ms, throughput: 15 GB/s;"),
+    ]  # fmt: skip
+    with log(tmp_path, *lines) as trace:
+        rows = trace.sql(
+            "SELECT request_id, prompt_tokens, cached_tokens FROM legs ORDER BY 1"
+        ).rows()
+        assert rows == [("cmpl-1-0", 1024, 768), ("cmpl-2-0", 1024, None)]
+        assert trace.sql("SELECT outcome FROM transfers").item() is None
+
+
+def test_a_request_that_the_log_tells_otherwise_too_is_one_and_begins_when_it_came(
+    tmp_path: Path,
+) -> None:
+    lines = [
+        "(APIServer pid=1) INFO 03-01 10:00:01 [logger.py:40] Received request cmpl-7-0: prompt: 'a', params: SamplingParams(n=1, max_tokens=9), prompt_token_ids: None, lora_request: None.\n",
+        asked(1.5, "cmpl-7-0-89abcdef", 600, "Inference Engine computed tokens: 0, LMCache hit tokens: 0, need to load: 0"),
+        # a prompt that looks like a line of LMCache
+        "(APIServer pid=1) INFO 03-01 10:00:02 [logger.py:40] Received request cmpl-8-0: prompt: ' [2026-03-01 10:00:00,000] LMCache INFO: Reqid: x, Total tokens 5, LMCache hit tokens: 5, need to load: 5', params: SamplingParams(n=1, max_tokens=9), prompt_token_ids: None, lora_request: None.\n",
+        "\x1b[32m" + asked(2.5, "cmpl-8-0-89abcdee", 700, "Inference Engine computed tokens: 0, LMCache hit tokens: 256, need to load: 256"),
+    ]  # fmt: skip
+    with log(tmp_path, *lines) as trace:
+        rows = trace.sql(
+            """SELECT request_id, prompt_tokens, cached_tokens, start_ns % 60000000000 / 1e9 FROM legs ORDER BY 1"""
+        ).rows()
+        assert rows == [("cmpl-7-0", 600, 0, 1.0), ("cmpl-8-0", 700, 256, 2.0)]
+
+
+def test_loads_are_time_of_the_requests_that_spans_tell_of(tmp_path: Path) -> None:
+    """The log is stamped nine hours ahead; its loads end 60 ms before each first token."""
+    origin = 1_772_359_200_000_000_000  # 10:00 UTC
+    spans, lines = [], []
+    for i in range(12):
+        start, request = origin + i * 1_000_000_000, f"cmpl-{i}-0"
+        attributes = {
+            "gen_ai.request.id": request, "gen_ai.latency.time_to_first_token": 0.4, "gen_ai.latency.e2e": 0.8,
+            "gen_ai.latency.time_in_queue": 0.05, "gen_ai.latency.time_in_model_prefill": 0.3,
+            "gen_ai.latency.time_in_model_decode": 0.4, "gen_ai.usage.prompt_tokens": 4096, "gen_ai.usage.completion_tokens": 20,
+        }  # fmt: skip
+        spans.append(
+            {"traceId": f"{i + 1:032x}", "spanId": f"{i + 1:016x}", "name": "llm_request", "kind": 2,
+             "startTimeUnixNano": str(start), "endTimeUnixNano": str(start + 800_000_000),
+             "attributes": [{"key": k, "value": {"stringValue" if isinstance(v, str) else "doubleValue" if isinstance(v, float) else "intValue": v}}
+                            for k, v in attributes.items()]}
+        )  # fmt: skip
+        at = i + 0.34
+        lines += [
+            asked(at - 0.2, request, 4096, "Inference Engine computed tokens: 0, LMCache hit tokens: 2048, need to load: 2048"),
+            moved(at, f"[req_id={request}] Retrieved 2048 out of 2048 required tokens (from 4096 total tokens)."
+                      " size: 0.2500 gb, cost 100.0000 ms, throughput: 2.5 GB/s;"),
+        ]  # fmt: skip
+    (tmp_path / "server.log").write_text(BANNER + "".join(lines).replace("03-01 10:", "03-01 19:"))
+    scope = {"scope": {"name": "vllm.llm_engine"}, "spans": spans}
+    (tmp_path / "traces.jsonl").write_text(
+        json.dumps({"resourceSpans": [{"resource": {}, "scopeSpans": [scope]}]}) + "\n"
+    )
+    with Trace.read([str(tmp_path)]) as trace:
+        assert trace.sql("SELECT count(*), sum(cached_tokens) FROM requests").row(0) == (
+            12,
+            12 * 2048,
+        )
+        assert (
+            trace.sql(
+                "SELECT sum(end_ns - start_ns) / 1e6 FROM phases WHERE detail = 'kv_load'"
+            ).item()
+            == 1200
+        )
+        assert (
+            "UTC+09:00" in trace.sql("SELECT value FROM facts WHERE key = 'log_time_zone'").item()
+        )
+        (row,) = trace.sql(
+            "SELECT transfers, transferred_bytes, upper_bound_s FROM kv_transfer"
+        ).rows()
+        assert row == (12, 12 * GIB // 4, pytest.approx(1.2))  # inside prefills known as wall time

@@ -8,9 +8,10 @@ This room only reads; the collectors of the systems that wrote the spans say wha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from io import BytesIO
 from itertools import chain
 from typing import IO, Any
 
@@ -30,8 +31,9 @@ from ._otlp_columns import SpanRows
 from ._otlp_lines import Decoded, Work, json_work, walked
 from ._otlp_logs import log_rows, sample_rows
 from ._otlp_proto_walk import Steps
-from ._otlp_requests import Requests, requests_of_document
+from ._otlp_requests import Requests, requests_of_document, requests_of_lines
 from ._otlp_resources import Resources
+from ._otlp_together import add_spans, only_spans
 from ._otlp_views import form_of
 
 TITLE = "OpenTelemetry (OTLP)"
@@ -82,6 +84,33 @@ def read(source: Source, out: Sink) -> None:
         finally:
             reading.store_spans()
     reading.finish()
+
+
+def read_together(files: Sequence[tuple[Source, Sink]]) -> list[int]:
+    """Read many small files at once; the places of those that hold more than spans, which read() takes one by one."""
+    found = [_requests(source) for source, _ in files]
+    together = [place for place, requests in enumerate(found) if only_spans(requests)]
+    if together and add_spans([(*files[place], found[place]) for place in together]):
+        return sorted({*range(len(files))} - {*together})
+    return list(range(len(files)))
+
+
+def _requests(source: Source) -> Requests:
+    """What a small file holds, as Python objects."""
+    with source.open() as stream:
+        data = stream.read().removeprefix(b"\xef\xbb\xbf")
+    if data.lstrip(b" \t\r\n")[:1] in (b"{", b"["):
+        if otlp_json.is_lines(data):
+            return requests_of_lines(data, cut=not data.endswith(b"\n"))
+        return requests_of_document(data)
+    requests = Requests()
+    stream = BytesIO(data)
+    messages = wire.framed_messages(stream) if wire.is_framed(data) else wire.bare_messages(stream)
+    for message, whole in messages:
+        if not whole or message[:1] == b"{" or wire.probe(message) != "traces":
+            return Requests()
+        _take(message, "traces", requests)
+    return requests
 
 
 class _Reading:

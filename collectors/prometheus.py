@@ -8,6 +8,8 @@ the names: vLLM, NIXL's exporter, Dynamo frontends and workers, SGLang, anything
 
 from __future__ import annotations
 
+import re
+
 import polars as pl
 
 from pdtrace.model import Head, Match, Sink, Source
@@ -26,6 +28,10 @@ _TYPE = (
     r"(?:counter|gauge|histogram|summary|untyped|unknown|gaugehistogram|info|stateset)\r?$"
 )
 _METRIC_LIKE = r"^[A-Za-z_:][\w:]*(?:\{|_(?:total|count|sum|bytes|seconds|created|info)\s)"
+# One look at the text: most files are none, and columns of lines take long to make.
+_MAY_BE = re.compile(
+    rf"# TYPE |(?:^|[\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]){_METRIC_LIKE[1:]}", re.MULTILINE
+)
 MOST = 0.8
 
 
@@ -35,6 +41,8 @@ def sniff(head: Head) -> Match | None:
         return Match("exact", "samples of a metrics store")
     if b"\0" in head.data and b"# TYPE " not in head.data:
         return None  # binary: to look for samples in its "lines" takes long
+    if not _MAY_BE.search(head.text()):
+        return None
     lines = pl.Series(
         "text", head.text().splitlines()[:-1] or head.text().splitlines(), dtype=pl.String
     )

@@ -12,6 +12,8 @@ from pdtrace.inputs import Input
 from pdtrace.sink import Account, Reading, SourceSink
 from pdtrace.store import Store
 
+SMALL_BYTES = 64 << 10  # many files of at most so much may be read at once
+TOGETHER = 256  # so many: a batch costs little then, and they are few megabytes
 START_BYTES = 1024  # sources are compared by them before they are read again
 Progress = Callable[
     [str, int, int], None
@@ -29,37 +31,95 @@ def read_all(
     recognised: Callable[[], object] | None = None,
 ) -> list[Account]:
     """Read all inputs; what is known of each afterwards."""
-    total = sum(item.size or 0 for item in inputs)
-    done = 0
+    told = _Progress(inputs, progress)
     accounts = []
+    small: list[Account] = []
     for item in inputs:
         item.keep_content = keep_content
-        base = done
-
-        def report(size: int, item: Input = item, base: int = base) -> None:
-            if progress is not None:
-                progress(item.path, base + min(size, item.size or size), total)
-
-        account = _read_one(item, store, report, recognised)
-        problem = store.settle()
-        account.lost = bool(problem)
-        if problem and not account.failed:
-            raise PdtraceError(
-                f"{store.path}: cannot be written: {problem}",
-                "is the disk full? TMPDIR names another",
-            )
+        account = _recognised(item, recognised)
         accounts.append(account)
-        done += item.size or 0
+        if _is_small(account):
+            small.append(account)
+        elif account.collectors:
+            _read_alone(account, store, told.report(item))
+        if len(small) == TOGETHER:
+            _read_together(small, store)
+            small = []
+        told.over(item)
+    _read_together(small, store)
     return accounts
 
 
-def _read_one(
-    item: Input,
-    store: Store,
-    report: Callable[[int], None],
-    recognised: Callable[[], object] | None,
-) -> Account:
-    """Recognise and read one input; damage ends the reading and is told, what came before it stays."""
+class _Progress:
+    """Tells how much of all inputs was read."""
+
+    def __init__(self, inputs: list[Input], tell: Progress | None) -> None:
+        self._tell = tell
+        self._total = sum(item.size or 0 for item in inputs)
+        self._done = 0
+
+    def report(self, item: Input) -> Callable[[int], None]:
+        """What is called with the bytes of an input that were read so far."""
+        base = self._done
+
+        def report(size: int) -> None:
+            if self._tell is not None:
+                self._tell(item.path, base + min(size, item.size or size), self._total)
+
+        return report
+
+    def over(self, item: Input) -> None:
+        """An input is dealt with."""
+        self._done += item.size or 0
+
+
+def _is_small(account: Account) -> bool:
+    """Whether a source is one of those that its collector reads many of at once."""
+    size = account.item.size
+    if len(account.collectors) != 1 or size is None or size > SMALL_BYTES:
+        return False
+    return hasattr(registry.collectors()[account.collectors[0]], "read_together")
+
+
+def _read_together(accounts: list[Account], store: Store) -> None:
+    """Let collectors read many small sources at once; where that fails or does not fit, each alone."""
+    for name in sorted({account.collectors[0] for account in accounts}):
+        mine = [account for account in accounts if account.collectors[0] == name]
+        for account in _left(name, mine, store) if len(mine) > 1 else mine:
+            _read_alone(account, store, _silent)
+
+
+def _left(name: str, accounts: list[Account], store: Store) -> list[Account]:
+    """Read these sources at once; those that remain to be read."""
+    readings = [Reading(account.item, _silent) for account in accounts]
+    sinks = [SourceSink(store, account) for account in accounts]
+    try:
+        pairs = list(zip(readings, sinks, strict=True))
+        left = set(registry.collectors()[name].read_together(pairs))
+        for place, sink in enumerate(sinks):
+            if place not in left:
+                sink.close()
+    except BaseException as error:
+        reraise_stop(error)
+        _log.debug("collector %s failed on %d files at once", name, len(accounts), exc_info=True)
+        store.take_back()
+        left = {*range(len(accounts))}
+    if store.settle():
+        left = {*range(len(accounts))}  # alone it is told which of them cannot be stored
+    for place, (account, reading) in enumerate(zip(accounts, readings, strict=True)):
+        if place in left:
+            reading.close()
+        else:
+            _finish(account, reading)
+    return [account for place, account in enumerate(accounts) if place in left]
+
+
+def _silent(_: int) -> None:
+    """Small files show no progress of their own."""
+
+
+def _recognised(item: Input, recognised: Callable[[], object] | None) -> Account:
+    """What an input is; the account names collectors where it is to be read."""
     account = Account(item)
     if item.problem:
         account.problem = item.problem
@@ -87,9 +147,26 @@ def _read_one(
     if recognised is not None:
         recognised()
     account.collectors = [name for name, _ in matches]
-    reading = Reading(item, report)
+    return account
+
+
+def _read_alone(account: Account, store: Store, report: Callable[[int], None]) -> None:
+    """Read one input; damage ends the reading and is told, what came before it stays."""
+    reading = Reading(account.item, report)
     for name in account.collectors:
         _read_by(name, reading, SourceSink(store, account), account)
+    _finish(account, reading)
+    problem = store.settle()
+    account.lost = bool(problem)
+    if problem and not account.failed:
+        raise PdtraceError(
+            f"{store.path}: cannot be written: {problem}",
+            "is the disk full? TMPDIR names another",
+        )
+
+
+def _finish(account: Account, reading: Reading) -> None:
+    """What is known of a source when it was read."""
     try:
         account.sha256, account.size = reading.fingerprint()
     except DAMAGED as error:
@@ -97,7 +174,6 @@ def _read_one(
     if reading.damage and not account.problem:
         account.problem = f"damaged after {account.read:,} records: {reading.damage}"
     account.seen = reading.so_far()
-    return account
 
 
 def _read_by(name: str, reading: Reading, sink: SourceSink, account: Account) -> None:

@@ -240,6 +240,10 @@ class _HashingRaw(io.RawIOBase):
         self._report(self.size)
         return size
 
+    def abandon(self) -> None:
+        """Read no further."""
+        self._stream.close()
+
     def finish(self) -> None:
         """Read what the collector left."""
         if self._stream.closed:
@@ -281,6 +285,11 @@ class Reading:
         assert self._raw is not None
         self._raw.finish()
         return self.so_far()
+
+    def close(self) -> None:
+        """Leave the rest unread."""
+        if self._raw is not None:
+            self._raw.abandon()
 
     def so_far(self) -> tuple[str, int]:
         """sha256 and size of what was read."""

@@ -484,17 +484,23 @@ class Store:
         """
         if not self._loading:
             return ""
-        problem = ""
         try:
             self.connection.execute("COMMIT")
             self._aside.keep()
         except duckdb.Error as error:
-            problem = _first_line(error)
-            with suppress(duckdb.Error):
-                self.connection.execute("ROLLBACK")
-            self._aside.undo()
+            self.take_back()
+            return _first_line(error)
         self.connection.execute("BEGIN")
-        return problem
+        return ""
+
+    def take_back(self) -> None:
+        """Undo what was appended since settle()."""
+        if not self._loading:
+            return
+        with suppress(duckdb.Error):
+            self.connection.execute("ROLLBACK")
+        self._aside.undo()
+        self.connection.execute("BEGIN")
 
     @contextmanager
     def computed_once(

@@ -17,7 +17,14 @@ import polars as pl
 from pdtrace.model import Sink
 
 from ._common import integer, number
-from ._dynamo_names import FACT_BLOCK_SIZE, FACT_LOG, GENERATE, SLACK_NS, STATUSES
+from ._dynamo_names import (
+    FACT_BLOCK_SIZE,
+    FACT_LOG,
+    GENERATE,
+    SLACK_NS,
+    STATUSES,
+    TTFT_REPORTED,
+)
 from ._dynamo_settings import settings
 
 MICROSECOND = 1_000
@@ -177,6 +184,7 @@ class Rows:
             start = end - round(elapsed * 1e6)
         kind = str(fields.get("request_type") or "")
         instance = fields.get("instance_id")
+        told = {} if of_worker else _told(fields, start)
         self.tables["legs"].append(
             {
                 "source": entry.source, "record": entry.record, "leg": f"dynamo_log/{_key(entry)}",
@@ -186,12 +194,16 @@ class Rows:
                 "role_basis": "log",
                 "container": False, "trace_id": fields.get("trace_id"),
                 "span_id": _span_of(entry), "request_id": fields["request_id"],
-                "external_id": fields.get("x_request_id") or fields["request_id"], "clock": "wall",
+                "external_id": fields.get("x_request_id") or fields["request_id"],
+                # workers use the frontend's id, and may not repeat the client's
+                "remote_id": fields["request_id"] if of_worker and not fields.get("x_request_id") else None,
+                "clock": "wall",
                 "start_ns": start, "end_ns": end, "resolution_ns": MICROSECOND,
                 "e2e_ms": None if start is None or end is None else (end - start) / 1e6,
                 "model": _word(fields.get("model")),
                 "streaming": kind == "stream" if kind in ("stream", "unary") else None,
                 "status": status, "error": error if status == "failed" else None,
+                **told,
             }
         )  # fmt: skip
 
@@ -233,6 +245,24 @@ class Rows:
         if size:
             self.block_size = size
         return bool(found)
+
+
+def _told(fields: Mapping[str, Any], start: int | None) -> dict[str, Any]:
+    """What the span http-request says of its request at the end, where the line carries its fields.
+
+    A refused request counts 0 tokens for unknown; it has no first token.
+    """
+    ttft, gap = number(fields.get("ttft_ms")), number(fields.get("avg_itl_ms"))
+    answered = ttft is not None
+    return {
+        "prompt_tokens": integer(fields.get("input_tokens")) if answered else None,
+        "output_tokens": integer(fields.get("output_tokens")) if answered else None,
+        "ttft_ms": ttft,
+        "ttft_definition": TTFT_REPORTED if answered else None,
+        "first_token_ns": None if ttft is None or start is None else start + round(ttft * 1e6),
+        "first_token_delivered": True if answered else None,
+        "tpot_ms": gap,
+    }
 
 
 def _of_worker(entry: Entry) -> bool:

@@ -1,6 +1,6 @@
-"""NVIDIA Dynamo's JSONL logs (DYN_LOGGING_JSONL=true): spans, choices, requests, settings, alarms.
+"""NVIDIA Dynamo's logs, JSON lines (DYN_LOGGING_JSONL=true) and text: spans, choices, requests, settings, alarms.
 
-Source: ai-dynamo/dynamo lib/runtime/src/logging.rs, 1.6.1. One JSON object a line (time in RFC
+Source: ai-dynamo/dynamo lib/runtime/src/logging.rs, 1.6.1; text: _dynamo_log_text. One JSON object a line (time in RFC
 3339 with microseconds, level, target, message, the event's and its span's fields); lines of other
 writers (Python warnings, banners) are mixed in and skipped. With DYN_LOGGING_SPAN_EVENTS=true the
 log tells every span; see _dynamo_log_spans for how well their times are known. A container's
@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from pdtrace.model import Head, Match, Sink, Source, worker_id
 
+from . import _dynamo_log_text as text
 from . import _log_exports as exports
 from ._common import CUT_OFF, NOT_JSON, LineBatch, line_batches, number, rfc3339_to_ns
 from ._dynamo_log_spans import MAX_REQUESTS, SpanLines
@@ -56,6 +57,10 @@ def sniff(head: Head) -> Match | None:
             _, fields = _fields(line)
             if fields is not None and str(fields["target"]).startswith(_TARGETS):
                 return Match("exact", "Dynamo log (JSON lines)")
+        elif b"::" in line:
+            told = text.parse(line)
+            if told is not None and told[1]["target"].startswith(_TARGETS):
+                return Match("exact", "Dynamo log (text)")
     return None
 
 
@@ -100,26 +105,31 @@ def _batches(source: Source) -> Iterator[LineBatch]:
 def _fields(line: bytes) -> tuple[str, dict[str, Any] | None]:
     """(container, fields) of a line; no fields when it is no log line of this format."""
     begin = line.find(b"{")
-    if begin < 0:
-        return "", None
     try:
-        value = orjson.loads(line[begin:])
+        value = orjson.loads(line[begin:]) if begin >= 0 else None
     except orjson.JSONDecodeError:
-        return "", None
+        value = None
+    if value is None:
+        told = text.parse(line)
+        return ("", None) if told is None else (_container(told[0].strip(" |[]\t")), told[1])
     name = line[:begin].decode("utf-8", "replace").strip(" |[]\t") if begin else ""
     if isinstance(value, dict) and "target" not in value:
         carried = exports.entry(value)
         inner, fields = _fields(carried.text.encode()) if carried is not None else ("", None)
         return (carried.stream if carried is not None else "") or inner, fields
     if isinstance(value, dict) and {"time", "level", "target"} <= value.keys():
-        # A stamp or a stream mark in front is no container name.
-        words = [
-            word
-            for word in name.split()
-            if word[:1].isalpha() and word not in ("stdout", "stderr", "F", "P")
-        ]
-        return (words[0] if words else ""), value
+        return _container(name), value
     return "", None
+
+
+def _container(front: str) -> str:
+    """The name in front of a line: a stamp or a stream mark is none."""
+    words = [
+        word
+        for word in front.rstrip(":").split()
+        if word[:1].isalpha() and word not in ("stdout", "stderr", "F", "P")
+    ]
+    return words[0] if words else ""
 
 
 def _why(line: bytes) -> str:

@@ -22,6 +22,8 @@ _NAMED: tuple[tuple[str, str, re.Pattern[bytes]], ...] = (
     ("SGLang server log", _METRICS, re.compile(
         rb"^.{0,120}\] (?:Prefill|Decode) batch(?: \[\d+\])?[.,] #|^.{0,120}server_args=ServerArgs\(|"
         rb"^.{0,120}\b(?:Receive|Finish): obj=\w+ReqInput\(|^.{0,120}\bReq ?Time ?Stats\(rid=", re.MULTILINE)),
+    ("SGLang router log", "its /metrics and its OTLP spans are read", re.compile(
+        rb"\b(?:INFO|DEBUG|WARN|ERROR)\s*(?:\x1b\[[0-9;]*m)*\s*(?:sglang_router(?:_rs)?|smg|sgl_model_gateway|model_gateway)::")),
     ("SGLang bench_serving result", _METRICS, re.compile(
         rb'\A[^\n]{0,400}"backend"\s*:\s*"sglang[\w-]*"[^\n]{0,4000}"(?:total_output_tokens_retokenized|mean_ttft_ms)"')),
     ("TensorRT-LLM log", _METRICS, re.compile(rb"\[TRT-LLM\] \[[IWEDVF]\]|^\[TensorRT-LLM\]\[(?:INFO|WARNING|ERROR)\]", re.MULTILINE)),
@@ -30,6 +32,8 @@ _NAMED: tuple[tuple[str, str, re.Pattern[bytes]], ...] = (
     ("trtllm-bench report", _TOTALS, re.compile(rb'"request_throughput_req_s"|"system_output_throughput_tok_s"')),
     ("llm-d endpoint picker log", _METRICS, re.compile(
         rb'"msg"\s*:\s*"EPP (?:received|sent) |"(?:caller|logger)"\s*:\s*"[^"]*(?:requestcontrol/|scheduling/|handlers/server\.go|backend/metrics/|epp/|scheduler_profile)')),
+    ("llm-d inference simulator log", _METRICS, re.compile(
+        rb'^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ (?:simulator|vllm-sim|server|helpers)\.go:\d+\] "(?:Configuration:|Server starting|vLLM simulator)', re.MULTILINE)),
     ("llm-d routing sidecar log", _METRICS, re.compile(rb'"logger"\s*:\s*"(?:proxy|routing-sidecar)[^"]*"|routing[-_]sidecar')),
     ("Mooncake log", "its transfers name no request", re.compile(
         rb"\[Metrics\] Transfer Engine Stats|^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ (?:transfer_engine|master_service|rdma_|tcp_transport|client_service)\w*\.cpp:\d+\]", re.MULTILINE)),

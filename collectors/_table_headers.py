@@ -173,7 +173,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("e2e", r"total|latency_total|ttlt|time_to_(?:the_)?last_token|last_token_(?:latency|time)"),
     (
         "start",
-        r"(?:t_|ts_|time_|timestamp_)?(?:start|started|begin|arrival|arrived|sent|send|submit|submitted|request_start|request_sent)(?:_?(?:time|at|ts|timestamp|unix|epoch))*|request_(?:time|timestamp)|시작_?(?:시각|시간)?|开始(?:时间)?|请求时间|startzeit|beginn|開始(?:時刻|時間)?",
+        r"(?:client_)?(?:t_|ts_|time_|timestamp_)?(?:start|started|begin|arrival|arrived|sent|send|submit|submitted|request_start|request_sent)(?:_?(?:time|at|ts|timestamp|unix|epoch))*|request_(?:time|timestamp)|시작_?(?:시각|시간)?|开始(?:时间)?|请求时间|startzeit|beginn|開始(?:時刻|時間)?",
     ),
     (
         "start",

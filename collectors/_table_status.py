@@ -15,6 +15,8 @@ _OK = (
     r"|eos|pass|passed|good|정상|성공|成功|✓|✔|✅)$"
 )
 _ABORTED = r"cancel|abort|disconnect|interrupt|취소|中断|取消"
+# the other side went away: a failure of the server, whatever the client's library calls it
+_LEFT_ALONE = r"server_?\s?disconnect|remote_?\s?(?:protocol|disconnect|end)|connection abort"
 _FAILED = (
     r"fail|err|timeout|timed|reject|exception|refused|^false$|^no$|^n$|^f$|bad|overload|exceeded|limit"
     r"|오류|실패|失败|错误|✗|❌"
@@ -44,7 +46,7 @@ def with_status(plan: Plan, frame: pl.DataFrame, values: pl.DataFrame) -> pl.Dat
                 .fill_null(value=False),
                 None,
             )
-            aborted = cells.str.to_lowercase().str.contains(_ABORTED)
+            aborted = _aborted(cells.str.to_lowercase())
             verdicts.append(
                 _when(aborted, "aborted", otherwise=_when(cells.is_not_null(), "failed"))
             )
@@ -116,7 +118,11 @@ def _word_verdict(cells: pl.Series, header: str) -> pl.Series:
         word.str.contains(_OK) | ((code == 1) & yes_no), "completed", otherwise=_code_verdict(code)
     )
     bad = _when(word.str.contains(_FAILED) | ((code == 0) & yes_no), "failed", otherwise=good)
-    return _when(word.str.contains(_ABORTED), "aborted", otherwise=bad)
+    return _when(_aborted(word), "aborted", otherwise=bad)
+
+
+def _aborted(words: pl.Series) -> pl.Series:
+    return words.str.contains(_ABORTED) & ~words.str.contains(_LEFT_ALONE)
 
 
 def _short_error(cells: pl.Series) -> pl.Series:

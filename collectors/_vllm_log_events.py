@@ -73,6 +73,15 @@ _ALARMS = (
         "preempted for lack of KV cache",
     ),
     Alarm(
+        # by the engine's core once a minute while a worker takes nothing from it
+        re.compile(
+            r"No available (?:shared memory broadcast )?block found in (?P<seconds>\d+) second"
+        ),
+        "stall",
+        "warning",
+        "a worker took no work from the engine",
+    ),
+    Alarm(
         re.compile(
             r"(?:torch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory|"
             r"CUDA error: out of memory|HIP out of memory|"
@@ -122,6 +131,7 @@ MARKERS = (
     "Handshake failed for request",
     "NIXL agent engine ID mismatch",
     "is preempted by",
+    "block found in ",
     "OutOfMemoryError",
     "out of memory",
     "Out of memory: Killed",
@@ -178,6 +188,12 @@ def read_line(message: str) -> dict[str, Any] | None:
         if total := _PREEMPTIONS.search(message):
             detail += f" (total so far {total[1]})"
         return {
+            # what is told of the seconds before is known to these seconds
+            **(
+                {"width_ns": int(groups["seconds"]) * 1_000_000_000}
+                if groups.get("seconds")
+                else {}
+            ),
             "kind": alarm.kind,
             "severity": alarm.severity,
             "request_id": (groups.get("id") or "").rstrip(".,:") or None,

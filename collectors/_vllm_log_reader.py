@@ -208,7 +208,7 @@ class Reader:
                 "record": record,
                 "worker": worker,
                 "time_ns": time_ns,
-                "resolution_ns": resolution_ns,
+                "resolution_ns": row.pop("width_ns", resolution_ns),
             }
             total = alarms.preemptions(message)
             if total is not None:

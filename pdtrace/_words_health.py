@@ -184,6 +184,9 @@ def engine_stall(row: Row) -> Words:
             f"{plural(row['lasting'], 'engine')} had not come back when the observations end."
             if row["lasting"]
             else None,
+            f"The engine says itself {plural(row['lines'], 'time')} that a worker took no work."
+            if row["lines"]
+            else None,
             "A hung engine looks so, and so does a compilation, a paused process or one very long prompt: which it was is not in the data.",
         ),
         suggestions=("the engine's log and a stack of its process (py-spy dump) from that time",),

@@ -104,7 +104,7 @@ CREATE TABLE events (
   worker VARCHAR,            -- worker it happened on
   time_ns BIGINT,            -- when; NULL when unknown
   resolution_ns BIGINT,      -- resolution of time_ns
-  kind VARCHAR,              -- preemption, abort, failure, restart, oom, kv_expired, kv_invalid, kv_failure, http_error, started, warning, tool
+  kind VARCHAR,              -- preemption, abort, failure, restart, oom, kv_expired, kv_invalid, kv_failure, http_error, stall, started, warning, tool
   severity VARCHAR,          -- critical, warning or info
   request_id VARCHAR,        -- the request it names, in the emitter's own spelling
   count BIGINT,              -- how many happened, where one record tells of several

@@ -1132,6 +1132,27 @@ def test_requests_run_and_no_token_is_counted(con: Store, end: list[Any], severi
     assert title == "no token for 120.0 s while up to 7 requests ran"
 
 
+@pytest.mark.parametrize("running", [3.0, 0.0])
+def test_an_engine_says_itself_that_its_workers_take_no_work(con: Store, running: float) -> None:
+    """At the start, where nothing runs, such lines are ordinary."""
+    con.append("workers", [worker("a", "aggregated")])
+    con.append("samples", observed(1, running, 90.0))
+    con.append("events", [
+        {"worker": "a", "kind": "stall", "severity": "warning", "time_ns": n * MINUTE, "resolution_ns": MINUTE}
+        for n in (3, 4)
+    ])  # fmt: skip
+    if not running:
+        none(con, "engine_stall")
+        return
+    row = one(con, "engine_stall")
+    assert (row["value"], row["stretches"], row["lines"], row["lasting"]) == (120, 1, 2, 1)
+    assert (row["first_ns"], row["running"], row["severity"]) == (2 * MINUTE, 3, "critical")
+    assert "says itself 2 times" in wording.finding("engine_stall", row).detail
+    con.append("samples", [sample for n in (5, 6, 7) for sample in observed(n, 3, 0.0)])
+    row = one(con, "engine_stall")  # the periodic lines tell of more
+    assert (row["value"], row["lines"]) == (180, 0)
+
+
 def test_token_counters_that_stand_still_are_a_stall_and_idleness_is_none(con: Store) -> None:
     con.append("workers", [worker("a", "aggregated")])
     rows = []

@@ -42,6 +42,7 @@ def facts(collected: Any) -> dict[str, str]:
         ("p99 TTFT (ms)", None, None), ("Mean TTFT (ms)", None, None), ("avg_itl_ms", "tpot", "ms"),
         ("nvext.timing.ttft_ms", None, None), ("prefill_usage.completion_tokens", None, None),
         ("prompt", "prompt_tokens", None), ("max_tokens", "max_tokens", None), ("hash_ids", None, None),
+        ("client_start_time", "start", None),
     ],
 )  # fmt: skip
 def test_a_header_means(header: str, meaning: str | None, unit: str | None) -> None:
@@ -403,3 +404,18 @@ def test_jmeters_and_azures_stamps_are_starts(
     legs = collect(table, written(tmp_path, text))["legs"].sort("record")
     assert legs["start_ns"].unique().to_list() == [1_748_779_200_000_000_000]
     assert legs["status"].to_list() == ["completed", "failed"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        ("Cancelled by user", "aborted"), ("client disconnected", "aborted"), ("ServerDisconnectedError: Server disconnected", "failed"),
+        ("RemoteProtocolError: peer closed connection", "failed"), ("('Connection aborted.', RemoteDisconnected('Remote end closed'))", "failed"),
+    ],
+)  # fmt: skip
+def test_a_server_that_hangs_up_failed_and_a_client_that_does_aborted(
+    collect: Collect, tmp_path: Path, error: str, status: str
+) -> None:
+    rows = [{"ttft_s": 0.1, "latency_s": 1.0, "error": None}, {"ttft_s": None, "latency_s": 9.0, "error": error}]  # fmt: skip
+    path = written(tmp_path, "\n".join(map(json.dumps, rows)) + "\n", "run.jsonl")
+    assert collect(table, path)["legs"]["status"].to_list() == ["completed", status]

@@ -539,3 +539,10 @@ def test_access_lines_are_counted_as_calls(collect, tmp_path) -> None:
     assert balanced(found)
     said = facts(found)
     assert (said["http_calls"], said["http_calls_failed"]) == ("2", "1")
+
+
+def test_a_worker_that_takes_no_work_is_told_with_its_minute(log) -> None:
+    found = log(
+        "(EngineCore_DP0 pid=7) INFO 10-22 09:43:49 [shm_broadcast.py:466] No available shared memory broadcast block found in 60 seconds. This typically happens when some processes are hanging\n"
+    )
+    assert rows(found["events"], "kind", "resolution_ns", "count") == [("stall", 60 * SECOND, 1)]

@@ -2,12 +2,14 @@
 --
 -- Read from what engines say periodically: throughputs of prompt and answer that are both 0, or
 -- token counters that stand still, while requests run. Consecutive observations make a stretch;
--- stretches of min_s and more count. A hung engine looks so; a compilation, a paused process or one
+-- stretches of min_s and more count. So do the seconds in which an engine says itself that a worker took
+-- no work (events of kind stall), where requests ran by the observation before: at the start that is
+-- ordinary. Where an engine has both, the longer of the two is told. A hung engine looks so; a compilation, a paused process or one
 -- very long prompt does too, so it is said what was seen, not why. Critical where the last
 -- observations of the worker are such a stretch of a minute or more: it did not come back. Level D.
 --
 -- grain:   one row per deployment
--- needs:   samples, workers, deployment_sources
+-- needs:   samples, events, workers, deployment_sources
 -- params:
 --   min_s          30         a shorter stretch is not counted
 -- columns:
@@ -29,6 +31,7 @@
 --   first_ns       BIGINT     ns  end of the first observation without a token
 --   running        DOUBLE     most requests that ran in them
 --   lasting        BIGINT     engines that were still so when their observations end
+--   lines          BIGINT     of the stretches told here, lines in which the engine says it itself
 WITH told AS (
   SELECT source, worker, labels, time_ns, interval_ns, value,
     regexp_matches(metric, '(^|[:_])num_requests_running$') AS is_running,
@@ -75,8 +78,35 @@ silence AS (
   WHERE silent
   GROUP BY worker, labels, island
 ),
+said AS (
+  -- the engine's own lines; each tells of the time before it
+  SELECT e.worker, e.time_ns, e.resolution_ns / 1e9 AS seconds, o.running,
+    max(o.last_ns) OVER (PARTITION BY e.worker) AS last_ns
+  FROM events AS e
+  ASOF JOIN (
+    SELECT worker, time_ns, sum(running) AS running, max(max(time_ns)) OVER (PARTITION BY worker) AS last_ns
+    FROM point
+    WHERE running IS NOT NULL
+    GROUP BY worker, time_ns
+  ) AS o ON o.worker = e.worker AND o.time_ns <= e.time_ns
+  WHERE e.kind = 'stall' AND o.running > 0
+),
+told_stretch AS (
+  SELECT worker, seconds, first_ns, running, lasting, 0 AS lines
+  FROM silence
+  WHERE seconds >= min_s
+  UNION ALL
+  SELECT worker, sum(seconds), min(time_ns) - max(seconds * 1e9)::BIGINT, max(running),
+    max(time_ns) >= max(last_ns), count(*)
+  FROM said
+  GROUP BY worker
+),
 stretch AS (
-  SELECT * FROM silence WHERE seconds >= min_s
+  SELECT *,
+    sum(seconds) FILTER (lines = 0) OVER (PARTITION BY worker) AS by_samples,
+    sum(seconds) FILTER (lines > 0) OVER (PARTITION BY worker) AS by_lines
+  FROM told_stretch
+  QUALIFY CASE WHEN coalesce(by_lines, 0) > coalesce(by_samples, 0) THEN lines > 0 ELSE lines = 0 END
 ),
 worker_list AS (
   SELECT deployment, list(worker ORDER BY seconds DESC, worker) AS workers
@@ -91,7 +121,7 @@ worker_list AS (
 total AS (
   SELECT w.deployment, sum(s.seconds) AS value, count(*) AS stretches, max(s.seconds) AS longest_s,
     min(s.first_ns) AS first_ns, max(s.running) AS running,
-    count(*) FILTER (s.lasting) AS lasting,
+    count(*) FILTER (s.lasting) AS lasting, sum(s.lines)::BIGINT AS lines,
     coalesce(max(s.seconds) FILTER (s.lasting), 0) AS lasting_s
   FROM stretch AS s
   JOIN workers AS w ON w.worker = s.worker
@@ -103,7 +133,7 @@ SELECT t.deployment, CASE WHEN t.lasting_s >= 60 THEN 'critical' ELSE 'warning' 
   NULL::BIGINT AS requests, w.workers,
   []::STRUCT(request VARCHAR, "value" DOUBLE)[] AS culprits,
   coalesce(s.paths, []) AS sources,
-  t.stretches, t.longest_s, t.first_ns, t.running, t.lasting
+  t.stretches, t.longest_s, t.first_ns, t.running, t.lasting, t.lines
 FROM total AS t
 JOIN worker_list AS w ON w.deployment IS NOT DISTINCT FROM t.deployment
 LEFT JOIN deployment_sources AS s ON s.deployment = t.deployment AND s.evidence = 'samples'

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Self
 
 from pdtrace import library, registry
@@ -29,13 +30,17 @@ IN_MEMORY_BYTES = 512 << 20
 
 
 class Trace:
-    """The tables, views and findings of one set of inputs."""
+    """The tables, views and findings of one set of inputs.
+
+    Several threads may ask the same Trace; they are answered one after the other.
+    """
 
     def __init__(
         self, store: Store, folder: tempfile.TemporaryDirectory[str] | None = None
     ) -> None:
         self.store = store
         self._folder = folder
+        self._asking = RLock()  # a DuckDB connection serves one thread at a time
 
     @classmethod
     def read(cls, paths: Iterable[str | Path], options: Options | None = None) -> Trace:
@@ -102,17 +107,20 @@ class Trace:
 
     def close(self) -> None:
         """Close the store and remove the temporary file, if there is one."""
-        self.store.close()
-        if self._folder is not None:
-            self._folder.cleanup()
+        with self._asking:
+            self.store.close()
+            if self._folder is not None:
+                self._folder.cleanup()
 
     def requests(self) -> pl.DataFrame:
         """One row per request: windows, latencies in ms, tokens, workers, outcome."""
-        return self.store.query("requests")
+        with self._asking:
+            return self.store.query("requests")
 
     def phases(self) -> pl.DataFrame:
         """The partition: request, phase, detail, start_ns, end_ns, worker, basis."""
-        return self.store.query("phases")
+        with self._asking:
+            return self.store.query("phases")
 
     def diagnose(self, slo: str | Slo | SloPolicy | None = None) -> Diagnosis:
         """The whole diagnosis; `.to_dict()` gives the documented JSON.
@@ -121,13 +129,15 @@ class Trace:
         """
         from pdtrace.diagnose import diagnose
 
-        return diagnose(self.store, policy(slo) if isinstance(slo, str) else slo)
+        with self._asking:
+            return diagnose(self.store, policy(slo) if isinstance(slo, str) else slo)
 
     def slow(self, where: str | None = None, slo: str | SloPolicy | None = None) -> Answer:
         """What sets slow requests apart: those of a condition, those that miss limits, or the slowest tenth."""
         from pdtrace.slow import slow
 
-        return slow(self.store, where, policy(slo) if isinstance(slo, str) else slo)
+        with self._asking:
+            return slow(self.store, where, policy(slo) if isinstance(slo, str) else slo)
 
     def findings(self, slo: str | Slo | SloPolicy | None = None) -> pl.DataFrame:
         """One row per finding and deployment, in the order of the diagnosis, with the fields of the JSON."""
@@ -155,7 +165,8 @@ class Trace:
 
         Raises UnknownQuery when DuckDB refuses it.
         """
-        return self.store.user_sql(query)
+        with self._asking:
+            return self.store.user_sql(query)
 
 
 def _size(inputs: list[Input]) -> int:

@@ -30,6 +30,7 @@ from pdtrace._door import FINE, OUR_ERROR, USAGE
 from pdtrace.errors import REPORT, BadOption, PdtraceError, in_one_line, printable
 
 _LASTING = {"view", "run"}  # commands that stay as long as the user wants
+STDOUT, STDERR = 1, 2  # the numbers of these files
 INTERRUPTED, TERMINATED = 130, 143  # 128 + the signal, as shells say it
 
 
@@ -92,6 +93,7 @@ for _command in _COMMANDS:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit; errors of ours become `error:` and `hint:` lines on stderr."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # no ASCII terminal stops a report
@@ -106,6 +108,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminated)
     sys.exit(_run(words, debug=debug))
+
+
+def _open_closed_streams() -> None:
+    """What goes to a closed stdout or stderr (`pdtrace ... >&-`) goes nowhere; the command does all else, with its exit code.
+
+    Their numbers must not go to the next file that is opened: whatever a library prints would land in it.
+    """
+    if None not in (sys.stdin, sys.stdout, sys.stderr):
+        return
+    while (number := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        pass
+    os.close(number)
+    for name, number in (("stdout", STDOUT), ("stderr", STDERR)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 -- it stays
 
 
 def _collect_seldom() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import polars as pl
 import pytest
@@ -35,6 +37,21 @@ def test_a_trace_gives_frames_and_closes_itself(table: Path) -> None:
         assert "id" in trace.findings().columns
         assert trace.diagnose().to_dict()["deployments"][0]["requests"]["count"] == 3
         assert trace.sql("SELECT count(*) AS n FROM requests")["n"].to_list() == [3]
+
+
+def test_threads_may_share_a_trace(table: Path) -> None:
+    """Diagnoses, which hold views as tables meanwhile, beside queries; all begin at once."""
+    with pdtrace.open(table) as trace, ThreadPoolExecutor(4) as pool:
+        start = Barrier(4)
+
+        def ask(n: int) -> list[object]:
+            start.wait()
+            return [
+                trace.requests().height, trace.diagnose().to_dict()["deployments"][0]["requests"]["count"],
+                trace.sql(f"SELECT {n} AS n")["n"].item(), trace.phases().height >= 0,
+            ]  # fmt: skip
+
+        assert list(pool.map(ask, range(4))) == [[3, 3, n, True] for n in range(4)]
 
 
 def test_strings_and_paths_open_the_same(table: Path) -> None:

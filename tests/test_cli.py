@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -82,6 +83,32 @@ def test_a_closed_pipe_ends_quietly(stored: str, tmp_path: Path) -> None:
     error = process.stderr.read()
     process.stderr.close()
     assert (process.wait(120), error) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "error"),
+    [
+        (["diagnose", SMALLEST, "--check", "ttft_p50<1ms"], 3, "FAILED"),
+        (["ingest", SMALLEST, "-o", "out.duckdb"], 0, ""),
+        (["diagnose", "not-there"], 1, "error: not-there"),
+    ],
+)
+def test_what_goes_to_a_closed_output_goes_nowhere(
+    tmp_path: Path, arguments: list[str], code: int, error: str
+) -> None:
+    """As with `>&-`: all else is done, the exit code is as ever, and no file gets the number of the closed one."""
+    shell = ["sh", "-c", 'exec "$@" >&-', "sh"]
+    done = subprocess.run(
+        [*shell, sys.executable, "-W", "error", "-m", "pdtrace", *arguments],
+        cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert error in done.stderr
+    assert "Traceback" not in done.stderr
+    assert bool(error) or not done.stderr
+    made = tmp_path / "out.duckdb"
+    assert not made.exists() or pdtrace("query", "requests", str(made)).stdout.count("\n") > 1
 
 
 def test_checks_decide_the_exit_code(small: str) -> None:

@@ -73,6 +73,19 @@ _ALARMS = (
         "preempted for lack of KV cache",
     ),
     Alarm(
+        # PyNccl's pipe: also when nothing was asked of it for its timeout (vllm-project/vllm issue 14193)
+        re.compile(r"Encountering exception in KV (?:receiving|sending) thread"),
+        "warning",
+        "warning",
+        "a KV thread gave up: the other side is gone, or nothing came for its timeout",
+    ),
+    Alarm(
+        re.compile(r"kernel JIT compilation during inference: "),
+        "warning",
+        "info",
+        "a kernel was compiled while serving: by vLLM's own words a latency spike",
+    ),
+    Alarm(
         # by the engine's core once a minute while a worker takes nothing from it
         re.compile(
             r"No available (?:shared memory broadcast )?block found in (?P<seconds>\d+) second"
@@ -132,6 +145,8 @@ MARKERS = (
     "NIXL agent engine ID mismatch",
     "is preempted by",
     "block found in ",
+    "exception in KV ",
+    "JIT compilation during inference",
     "OutOfMemoryError",
     "out of memory",
     "Out of memory: Killed",

@@ -43,6 +43,8 @@ _NAMED: tuple[tuple[str, str, re.Pattern[bytes]], ...] = (
     ("inference-perf summary", _TOTALS, re.compile(rb'\A\s*\{\s*"load_summary"\s*:|"successes"\s*:\s*\{\s*"count"[\s\S]{0,400}?"request_latency"\s*:\s*\{')),
     ("llmperf summary", _TOTALS, re.compile(rb'"results_ttft_s_(?:mean|quantiles_p25)"')),
     ("GenAI-Perf or AIPerf table of totals", _TOTALS, re.compile(rb"\A\xef?\xbb?\xbf?Metric,(?:Unit,)?(?:avg|Avg)\b")),
+    ("GenAI-Perf's or AIPerf's printed table", "totals over requests: profile_export.jsonl of the same run has the single requests", re.compile(
+        rb"NVIDIA (?:AIPerf|GenAI-Perf) \| LLM Metrics")),
     ("AIPerf time slices", _TOTALS, re.compile(rb"\A(?:\xef\xbb\xbf)?Timeslice,(?:Start_NS,End_NS,)?Metric,Unit,Stat,Value")),
     ("Locust's statistics", _TOTALS, re.compile(rb'\A(?:\xef\xbb\xbf)?"?Type"?,"?Name"?,"?Request Count|\A"?Timestamp"?,"?User Count')),
     ("k6 result", "one value of one metric a line: log the requests in the script instead", re.compile(

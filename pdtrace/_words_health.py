@@ -61,7 +61,7 @@ def waiting_with_room(row: Row) -> Words:
             f"Up to {quantity(row['waiting_max'], 'requests')} waited (median {row['waiting_p50']:,.0f}) "
             f"while {_span(row['running_min'], row['running_max'], '{:,.0f}'.format)} ran and the cache was "
             f"{_span(row['usage_min_ratio'], row['usage_max_ratio'], share)} full ({seen:,} of {plural(row['observations'], 'observation')}).",
-            f"The limit of {limit:,.0f} requests at once (max_num_seqs) was reached in {row['at_limit']:,} of these {seen:,}."
+            f"The limit of {limit:,.0f} requests at once (max_num_seqs) was reached, or nine tenths of it, in {row['at_limit']:,} of these {seen:,}."
             if reached
             else f"The limit of {limit:,.0f} requests at once (max_num_seqs) was not reached."
             if limit is not None

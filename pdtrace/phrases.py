@@ -128,10 +128,15 @@ def figure_heading(deployment: Deployment) -> str:
 
 
 def figure_note(deployment: Deployment) -> str:
-    """How many metrics are not shown."""
+    """What the metrics are taken over, and how many are not shown."""
     metrics = sum(1 for row in deployment.figures if row["kind"] != "steps")
     left = metrics - SHOWN_METRICS
-    return f"{left} more metrics: `pdtrace query metric_summary PATH`" if left > 0 else ""
+    told = []
+    if metrics and len(deployment.workers) > 1:
+        told.append(f"means and ranges are over {len(deployment.workers)} workers together")
+    if left > 0:
+        told.append(f"{left} more metrics: `pdtrace query metric_summary PATH`")
+    return "; ".join(told)
 
 
 def evidence_line(finding: Finding) -> str:

@@ -541,6 +541,19 @@ def test_access_lines_are_counted_as_calls(collect, tmp_path) -> None:
     assert (said["http_calls"], said["http_calls_failed"]) == ("2", "1")
 
 
+@pytest.mark.parametrize(
+    ("line", "kind", "severity"),
+    [
+        ("ERROR 04-17 06:27:29 [pynccl_pipe.py:264] Encountering exception in KV receiving thread", "warning", "warning"),
+        ("(EngineCore pid=203) WARNING 06-18 09:55:04 [jit_monitor.py:103] Triton kernel JIT compilation during inference: fused_moe_kernel. This causes a latency spike;", "warning", "info"),
+    ],
+)  # fmt: skip
+def test_a_line_that_tells_of_its_cause_is_an_event(
+    log, line: str, kind: str, severity: str
+) -> None:
+    assert rows(log(f"{line}\n")["events"], "kind", "severity") == [(kind, severity)]
+
+
 def test_a_worker_that_takes_no_work_is_told_with_its_minute(log) -> None:
     found = log(
         "(EngineCore_DP0 pid=7) INFO 10-22 09:43:49 [shm_broadcast.py:466] No available shared memory broadcast block found in 60 seconds. This typically happens when some processes are hanging\n"

@@ -39,7 +39,7 @@
 --   usage_max_ratio     DOUBLE     1  fullest
 --   prompt_rate_p50     DOUBLE     median of the prompt tokens per second then; NULL where not told
 --   limit_requests      DOUBLE     limit on requests at once that the workers' settings state (max_num_seqs); NULL unknown or several
---   at_limit            BIGINT     observations of seen in which as many ran
+--   at_limit            BIGINT     observations of seen in which nine tenths of it or more ran (a snapshot misses those just gone)
 --   deferred_told       BOOLEAN    requests that wait for something of their own are told apart
 WITH told AS (
   SELECT source, worker, coalesce(labels ->> 'engine', labels ->> 'dp_rank', '') AS rank, time_ns, value,
@@ -100,7 +100,7 @@ total AS (
     max(usage_ratio) FILTER (held) AS usage_max_ratio,
     quantile_cont(prompt_rate, 0.5) FILTER (held) AS prompt_rate_p50,
     CASE WHEN count(DISTINCT limit_requests) = 1 THEN max(limit_requests) END AS limit_requests,
-    count(*) FILTER (held AND running >= limit_requests) AS at_limit,
+    count(*) FILTER (held AND running >= 0.9 * limit_requests) AS at_limit,
     coalesce(bool_or(deferred_told), false) AS deferred_told
   FROM limited
   GROUP BY deployment

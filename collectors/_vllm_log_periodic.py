@@ -63,6 +63,18 @@ ALARMS = {
 }
 
 
+_FINISHED = re.compile(r"(?:%\.?|\}|Waiting: \d+ reqs)\s*$")
+
+
+def is_finished(message: str) -> bool:
+    """Whether a line without a newline was written to its end: by its last item.
+
+    That is a percentage, a group in braces, or (early V1) how many wait. A number that just ends may go on in what
+    was not written yet.
+    """
+    return _FINISHED.search(message) is not None
+
+
 def slug(key: str) -> str:
     """A key of a log line as lower_snake name with its unit."""
     key = (

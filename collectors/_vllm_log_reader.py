@@ -15,6 +15,7 @@ from . import _vllm_log_lmcache as lmcache
 from . import _vllm_log_periodic as periodic
 from . import _vllm_log_requests as requests
 from . import _vllm_log_steps as steps
+from ._common import CUT_OFF
 from ._loglines import SPLIT_LINE
 from ._vllm_log_frame import with_fields
 from ._vllm_log_kinds import ACCESS as ACCESS_LINE
@@ -130,8 +131,11 @@ class Reader:
         for record, index, time_ns, resolution_ns, message, whole in lines.select(
             "record", "run", "time_ns", "resolution_ns", "message", "whole"
         ).iter_rows():
+            if not whole and not periodic.is_finished(message):
+                self.out.skip(record, CUT_OFF)
+                continue
             run = self.runs.all[index]
-            rows = periodic.samples(message, record, time_ns, resolution_ns, run) if whole else []
+            rows = periodic.samples(message, record, time_ns, resolution_ns, run)
             if not rows:
                 self.out.skip(record, UNREADABLE)
                 continue

@@ -428,6 +428,27 @@ def test_a_cut_last_line_is_no_measurement(log) -> None:
     found = log(whole)
     assert balanced(found)
     assert found["samples"].height == 0
+    assert found.account.reasons == {"cut off at the end of the file": 1}
+
+
+@pytest.mark.parametrize(
+    ("end", "values"),
+    [
+        ("Running: 4 reqs, Waiting: 2 reqs, GPU KV cache usage: 8.4%, Prefix cache hit rate: 3.0%", 6),
+        ("Running: 4 reqs, Waiting: 2 reqs, GPU KV cache usage: 8.4%.", 5),
+        ("Running: 4 reqs, Waiting: 2 reqs", 4),
+        ("Running: 4 reqs, Waiting: 2 reqs, GPU KV cache usage: 8.4", 0),
+        ("Running: 4 reqs, Waiting: 2 re", 0),
+        ("Running: 4 reqs", 0),
+    ],
+)  # fmt: skip
+def test_a_last_line_without_a_newline_is_read_where_it_is_whole(log, end: str, values: int) -> None:  # fmt: skip
+    line = "INFO 11-30 08:10:10 [loggers.py:1] Engine 000: Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 7.0 tokens/s, "
+    found = log(line + end)
+    assert balanced(found)
+    assert found["samples"].height == values
+    if values:
+        assert found["samples"].filter(pl.col("metric") == "vllm:num_requests_running")["value"].item() == 4  # fmt: skip
 
 
 def test_the_users_logging_prefix_is_stepped_over(log) -> None:

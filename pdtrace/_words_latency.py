@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from pdtrace._words import Row, Words, of_ttft, phase, sentence, wait_spread
 from pdtrace.numbers import count, duration, plural, seconds, share
@@ -12,6 +13,28 @@ def prompt_advice(row: Row) -> str:
     """What to try where first tokens follow the prompt; a split that is there already is not advised against."""
     advice = "prefix caching or shorter contexts"
     return advice if row["split"] else f"{advice} before splitting prefill and decode"
+
+
+def survivors(outcomes: Mapping[str, Row]) -> str:
+    """Of whom a latency of completed requests does not tell, from how the requests ended; empty where all completed.
+
+    Who left or failed while waiting is missing among the slowest: the figures look better than what people met.
+    """
+    lost = {name: outcomes[name] for name in ("failed", "aborted") if name in outcomes}
+    if not lost:
+        return ""
+    kinds = " and ".join(f"{row['requests']:,} {name}" for name, row in lost.items())
+    waiting = sum(row["waiting"] for row in lost.values())
+    if not waiting:
+        return f"completed requests only, without the {kinds}"
+    left = lost.get("aborted", {}).get("waited_ms")
+    after = (
+        f" (the aborted ones ended after a median of {duration(left)})" if left is not None else ""
+    )
+    return (
+        f"completed requests only, without the {kinds}: of {waiting:,} of these no first token is on record{after},"
+        " so waits that were not sat out are missing here"
+    )
 
 
 SURE = 0.3  # a rank correlation surely above it is one to speak of (view token_dependence)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -210,6 +210,7 @@ def _diagnose(
         key=lambda r: (_METRICS.index(f"{r['measure']}_ms"), r["tokens"]),
     )
     interference = store.query("interference_by_worker").to_dicts()
+    outcomes = _outcomes(store)
     deployments = []
     for row in _deployments(store):
         deployment = Deployment(
@@ -219,9 +220,10 @@ def _diagnose(
             window=(iso(row["start_ns"]), iso(row["end_ns"])),
             workers=_workers(workers, row["deployment"]),
             verdict="",
-            requests=_counts(store, row["deployment"]),
-            latency=tuple(
-                _without(r, "deployment") for r in latency if r["deployment"] == row["deployment"]
+            requests=_counts(outcomes.get(row["deployment"], [])),
+            latency=_latency(
+                [r for r in latency if r["deployment"] == row["deployment"]],
+                outcomes.get(row["deployment"], []),
             ),
             phases=tuple(
                 _without(r, "deployment") for r in phases if r["deployment"] == row["deployment"]
@@ -389,17 +391,33 @@ def _worker(row: Row) -> dict[str, Any]:
     }
 
 
-def _counts(store: Store, deployment: str) -> dict[str, int]:
-    rows = dict(
-        store.rows(
-            "SELECT outcome, count(*) FROM requests WHERE deployment = ? GROUP BY outcome",
-            [deployment],
-        )
-    )
-    counts = {
-        name: int(rows.get(name, 0)) for name in ("completed", "failed", "aborted", "unknown")
-    }
-    return {"count": sum(int(n) for n in rows.values()), **counts}
+def _outcomes(store: Store) -> dict[str, list[Row]]:
+    """How the requests of each deployment ended, and how many of them without a first token."""
+    found: dict[str, list[Row]] = {}
+    for row in store.short(
+        """SELECT deployment, outcome, count(*) AS requests, count(*) FILTER (waiting) AS waiting,
+                  quantile_cont(e2e_ms, 0.5) FILTER (waiting) AS waited_ms
+           FROM (SELECT *, first_token_ns IS NULL AND ttft_ms IS NULL AS waiting FROM request_values)
+           GROUP BY deployment, outcome ORDER BY deployment, outcome"""
+    ).iter_rows(named=True):
+        found.setdefault(row["deployment"], []).append(row)
+    return found
+
+
+def _counts(outcomes: Sequence[Row]) -> dict[str, int]:
+    known = {row["outcome"]: row["requests"] for row in outcomes}
+    counts = {name: known.get(name, 0) for name in ("completed", "failed", "aborted", "unknown")}
+    return {"count": sum(known.values()), **counts}
+
+
+def _latency(rows: Sequence[Row], outcomes: Sequence[Row]) -> tuple[dict[str, Any], ...]:
+    """Latency of a deployment; a TTFT without those that did not get that far says so."""
+    left_out = wording.survivors({row["outcome"]: row for row in outcomes})
+    told = [_without(row, "deployment") for row in rows]
+    for row in told:
+        if left_out and row["metric"] == "ttft_ms":
+            row["definition"] = f"{row['definition'] or 'definition unknown'}; {left_out}"
+    return tuple(told)
 
 
 def _without(row: Row, *names: str) -> dict[str, Any]:

@@ -148,6 +148,7 @@ def phases_known(deployment: Deployment) -> bool:
 models = _words_table.models
 dependence = _words_table.dependence
 interference = _words_interference.judged
+survivors = _words_latency.survivors
 metric_rows, step_rows = _words_figures.metric_rows, _words_figures.step_rows
 
 

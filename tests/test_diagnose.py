@@ -429,3 +429,24 @@ def test_metrics_alone_give_means_and_no_percentiles(tmp_path: Path) -> None:
     assert (
         "No requests in these data" in deployment.verdict and "no percentile" in deployment.verdict
     )
+
+
+def test_a_ttft_of_those_who_stayed_says_who_is_missing(tmp_path: Path) -> None:
+    """Clients left after 3 and 5 s: their waits are in no TTFT, and the figure says so, in text and JSON."""
+    rows = [f"r{n},100,1000,completed" for n in range(8)]
+    rows += ["a,,3000,aborted", "b,,5000,aborted", "c,90,500,aborted", "d,,10,failed"]
+    path = tmp_path / "requests.csv"
+    path.write_text("\n".join(["request_id,ttft_ms,e2e_ms,status", *rows]), "utf-8")
+    with Trace.read([path]) as trace:
+        found = {
+            row["metric"]: row for row in trace.diagnose().to_dict()["deployments"][0]["latency"]
+        }
+    assert found["ttft_ms"]["count"] == 8
+    assert found["ttft_ms"]["definition"].endswith(
+        "; completed requests only, without the 1 failed and 3 aborted: of 3 of these no first token is on record"
+        " (the aborted ones ended after a median of 4.00 s), so waits that were not sat out are missing here"
+    )
+    assert "completed requests only" not in found["e2e_ms"]["definition"]
+    path.write_text("\n".join(["request_id,ttft_ms,e2e_ms,status", *rows[:8]]), "utf-8")
+    with Trace.read([path]) as trace:
+        assert "completed requests only" not in str(trace.diagnose().to_dict())

@@ -6,12 +6,16 @@ import polars as pl
 
 from pdtrace._graph import Ints
 from pdtrace._identity_edges import EDGE, no_edges
-from pdtrace._identity_legs import CLIENT
+from pdtrace._identity_legs import CLIENT, weak
 
 SLACK_NS = 120 * 10**9  # what a bench file's own date may be off
 HOUR_NS = 3600 * 10**9
 AGREE = 0.9  # share of rows whose lengths must agree
 COVER = 0.8  # share of rows that must find a partner
+STEADY_NS = 1_500_000_000  # log lines tell seconds: so far apart two offsets of one clock may be
+STEADY_ROWS = (
+    20  # rows, and times that long a run, whose arrivals can only be the same by being the same run
+)
 # A bench tool's id is prefix + row index; vLLM puts cmpl- before and -0 behind.
 _INDEXED = r"^(?:cmpl-|chatcmpl-)?(.*?)(\d{1,9})(?:-0)?$"
 
@@ -44,9 +48,9 @@ def server_side(legs: pl.DataFrame, label: Ints, community: Ints) -> pl.DataFram
 def bench_rows(legs: pl.DataFrame, servers: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
     """prefix_index: rows of a bench file by their index under an id prefix found in the data.
 
-    `windows` (worker, window_start_ns, window_end_ns) says when a file's run was. Lengths
-    must agree and the window must fit: another run with the same seed and prefix has the same
-    lengths.
+    `windows` (worker, window_start_ns, window_end_ns) says when a file's run was. Lengths (arrivals, where
+    a log tells no lengths) must agree and the window must fit: another run with the same seed and prefix
+    has the same lengths.
     """
     rows = legs.filter(
         pl.col("row_index").is_not_null() & pl.col("lo").is_null() & (pl.col("obs") == CLIENT)
@@ -106,33 +110,72 @@ def _one_bench(
 
 
 def _best(pairs: pl.DataFrame, zone: int = 0) -> pl.DataFrame:
-    """The pairs of the one (deployment, prefix) that fits; none when two fit."""
-    family = ["community", "prefix"]
-    runs = _one_run(pairs, family)
+    """The pairs of the one (deployment, prefix) that fits, or of the one prefix whose rows servers share out; else none."""
+    runs = _one_run(pairs, ["community", "prefix"]).with_columns(_agreement())
+    fitting = _fitting(runs, ["community", "prefix"])
+    if fitting.height == 0:
+        runs = _one_server_a_row(runs)
+        fitting = _fitting(runs, ["prefix"])
+    if fitting.height != 1:
+        return no_edges()
+    note = f" (file's clock taken {zone:+d} h from UTC)" if zone else ""
+    chosen = runs.join(fitting, on=fitting.columns).sort(
+        "row", pl.col("known").not_(), "lo", nulls_last=True
+    )
+    # Further servers that saw the same row were attempts of it.
+    first = pl.int_range(pl.len()).over("row") == 0
+    return chosen.select(
+        a=pl.when(first).then("row").otherwise("n"),
+        b=pl.when(first).then("n").otherwise("row"),
+        rule=pl.lit("prefix_index"),
+        key=pl.col("id") + note,
+    ).cast(pl.Schema(EDGE))
+
+
+def _agreement() -> list[pl.Expr]:
+    """Of each pair: whether lengths on both sides are known, whether they agree, how far the clocks are apart."""
     same = pl.lit(value=True)
     known = pl.lit(value=False)
     for mine, theirs in (("p", "prompt_tokens"), ("o", "output_tokens")):
         same = same & ((pl.col(mine) - pl.col(theirs)).abs() <= 1).fill_null(value=True)
         known = known | (pl.col(mine).is_not_null() & pl.col(theirs).is_not_null())
-    judged = runs.group_by(family).agg(
-        (same & known).sum().alias("agree"),
-        known.sum().alias("known"),
-        pl.len().alias("pairs"),
-        pl.col("rows").first(),
+    apart = pl.col("lo") - pl.col("clock_start_ns")
+    return [known.alias("known"), (same & known).alias("agree"), apart.alias("apart")]
+
+
+def _fitting(runs: pl.DataFrame, family: list[str]) -> pl.DataFrame:
+    """Families that have most rows of the file, with equal lengths or, where no length is known, with equal arrivals."""
+    off = (pl.col("apart") - pl.col("apart").median().over(family)).abs()
+    steady = (off <= STEADY_NS).fill_null(value=False)
+    judged = (
+        runs.with_columns(steady.alias("steady"))
+        .group_by(family)
+        .agg(
+            pl.col("agree", "known", "steady").sum(),
+            pl.len().alias("pairs"),
+            pl.col("row_index").n_unique().alias("found"),
+            (pl.col("clock_start_ns").max() - pl.col("clock_start_ns").min()).alias("lasts"),
+            pl.col("rows").first(),
+        )
     )
-    fitting = judged.filter(
-        (pl.col("pairs") >= COVER * pl.col("rows"))
-        & (pl.col("known") > 0)
-        & (pl.col("agree") >= AGREE * pl.col("pairs"))
+    lengths = (pl.col("known") > 0) & (pl.col("agree") >= AGREE * pl.col("pairs"))
+    arrivals = (
+        (pl.col("known") == 0)
+        & (pl.col("steady") >= AGREE * pl.col("pairs"))
+        & (pl.col("pairs") >= STEADY_ROWS)
+        & (pl.col("lasts") >= STEADY_ROWS * STEADY_NS)
     )
-    if fitting.height != 1:
-        return no_edges()
-    note = f" (file's clock taken {zone:+d} h from UTC)" if zone else ""
-    return (
-        runs.join(fitting.select(family), on=family)
-        .select(a="row", b="n", rule=pl.lit("prefix_index"), key=pl.col("id") + note)
-        .cast(pl.Schema(EDGE))
-    )
+    enough = pl.col("found") >= COVER * pl.col("rows")
+    return judged.filter(enough & (lengths | arrivals)).select(family)
+
+
+def _one_server_a_row(runs: pl.DataFrame) -> pl.DataFrame:
+    """Prefixes whose rows several deployments share out: hardly a row was seen by two of them.
+
+    One run has one address; a balancer behind it that leaves no record of its own hands each request to one server.
+    """
+    shared = pl.col("community").n_unique().over("prefix", "row_index") > 1
+    return runs.filter(shared.mean().over("prefix") <= 1 - AGREE)
 
 
 def _one_run(pairs: pl.DataFrame, family: list[str]) -> pl.DataFrame:
@@ -150,6 +193,26 @@ def _one_run(pairs: pl.DataFrame, family: list[str]) -> pl.DataFrame:
     # Two runs of equal size cannot be told apart by their clock: nothing is joined then.
     alone = pl.col("run").n_unique().over(family) == 1
     return largest.filter(alone).unique(["row", *family], keep="first", maintain_order=True)
+
+
+def sharing(legs: pl.DataFrame, found: pl.DataFrame) -> list[tuple[str, str]]:
+    """Workers that share out the rows of one bench file: links between them."""
+    rows = found.filter(pl.col("rule") == "prefix_index")
+    place = legs.select("n", "source", "worker", weak().alias("weak"), "obs")
+    seen = (
+        rows.join(place.select(a="n", source="source"), on="a")
+        .join(
+            place.filter((pl.col("obs") > CLIENT) & ~pl.col("weak")).drop("source"),
+            left_on="b",
+            right_on="n",
+        )
+        .select("source", "worker")
+        .unique()
+        .sort("source", "worker")
+        .with_columns(before=pl.col("worker").shift().over("source"))
+        .drop_nulls()
+    )
+    return list(seen.select("before", "worker").iter_rows())
 
 
 def rows_by_id(legs: pl.DataFrame, servers: pl.DataFrame) -> pl.DataFrame:

@@ -44,7 +44,7 @@ _COLUMNS = (
 _JUDGED = ("r", "row", "request", "worker", "observer", "status", "failed", "plike", "duty")
 _TOLD = (
     "r", "request", "deployment", "leg", "begin", "first", "finish", "first_token_ns", "last_token_ns", "end_ns",
-    "ttft", "e2e", "tpot_ms", "ttft_definition", "output_tokens", "streams", "composite", "resolution_ns",
+    "ttft", "e2e", "tpot_ms", "ttft_definition", "output_tokens", "streams", "composite", "clock", "resolution_ns",
 )  # fmt: skip
 _FIRST_KNOWN = (
     "deployment", "external_id", "trace_id", "session", "turn", "model", "prompt_tokens",
@@ -76,7 +76,7 @@ def build(store: Store) -> None:
     headlines = headline(observations, requests)
     requests = with_headline(requests, observations, headlines)
     store.replace("requests", requests.select(_REQUEST_COLUMNS))
-    store.replace("observations", observations.drop("r"))
+    store.replace("observations", observations.drop("r", "own_clock"))
     _write_roles(store, inferred, legs, requests)
     _write_modes(store, requests, headlines)
 
@@ -113,6 +113,8 @@ def _observation_rows(seen: pl.DataFrame, observer: str) -> pl.DataFrame:
             & pl.any_horizontal(pl.col("ttft", "e2e").is_null())
         ).alias("tpot_stated"),
         "resolution_ns",
+        # Durations on a clock of one's own are as good as that clock, wherever it is placed.
+        (pl.col("clock").fill_null("wall") != "wall").alias("own_clock"),
     )
 
 
@@ -420,9 +422,10 @@ def headline(
     counted = pl.concat([completed, silent.select("r", "deployment")])
     total = counted.group_by("deployment").agg(pl.len().alias("requests"))
     seen = (
-        observations.select("r", "deployment", "observer", "resolution_ns", value)
+        observations.select("r", "deployment", "observer", "resolution_ns", "own_clock", value)
         .filter(
-            pl.col(value).is_not_null() & (pl.col("resolution_ns").fill_null(1) < TOO_COARSE_NS)
+            pl.col(value).is_not_null()
+            & (pl.col("own_clock") | (pl.col("resolution_ns").fill_null(1) < TOO_COARSE_NS))
         )
         .join(counted.select("r"), on="r", how="semi")
         .group_by("deployment", "observer")
@@ -448,7 +451,7 @@ def with_headline(
     Where nobody saw first tokens, durations and pace are those of the outermost observer that has them.
     """
     observations = observations.select(
-        "r", "deployment", "observer", "ttft_ms", "e2e_ms", "tpot_ms", "resolution_ns"
+        "r", "deployment", "observer", "ttft_ms", "e2e_ms", "tpot_ms", "resolution_ns", "own_clock"
     )
     seen = observations.join(headlines, on=["deployment", "observer"], how="semi")
     values = seen.select("r", "ttft_ms", "e2e_ms", "tpot_ms")

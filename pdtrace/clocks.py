@@ -81,12 +81,14 @@ def _domains(store: Store) -> list[dict[str, object]]:
                AND request IS NOT NULL
            ), servers AS (
              SELECT request, bool_or(coalesce(resolution_ns, 1) <= 1000000) AS fine,
+               max(resolution_ns) AS resolution_ns,
                coalesce(min(start_ns) FILTER (coalesce(resolution_ns, 1) <= 1000000),
                                       min(start_ns)) AS arrival FROM legs
              WHERE container IS NOT TRUE AND observer <> 'client' AND start_ns IS NOT NULL
                AND coalesce(clock, 'wall') = 'wall' AND request IN (SELECT request FROM mine)
              GROUP BY request)
-           SELECT clock, deployment, arrival - clock_start_ns AS offset_ns
+           SELECT clock, deployment, arrival - clock_start_ns AS offset_ns,
+             CASE WHEN fine THEN 0 ELSE resolution_ns END AS coarse_ns
            FROM mine JOIN servers USING (request)
            QUALIFY fine OR count(*) FILTER (fine) OVER (PARTITION BY clock, deployment) < $least
            ORDER BY ALL""",
@@ -96,7 +98,10 @@ def _domains(store: Store) -> list[dict[str, object]]:
         return []
     rows = [
         domain_offset(
-            str(key[0]), None if key[1] is None else str(key[1]), part["offset_ns"].to_numpy()
+            str(key[0]),
+            None if key[1] is None else str(key[1]),
+            part["offset_ns"].to_numpy(),
+            coarse=int(part["coarse_ns"].max() or 0),  # type: ignore[arg-type]
         )
         for key, part in pairs.group_by(["clock", "deployment"], maintain_order=True)
     ]
@@ -121,13 +126,25 @@ def _domains(store: Store) -> list[dict[str, object]]:
 
 
 def domain_offset(
-    domain: str, deployment: str | None, offsets: npt.NDArray[np.int64]
+    domain: str, deployment: str | None, offsets: npt.NDArray[np.int64], coarse: int = 0
 ) -> dict[str, object]:
-    """One row of clocks: the offset and how far the matched requests scatter above it."""
+    """One row of clocks: the offset and how far the matched requests scatter above it.
+
+    Arrivals cut to whole seconds (`coarse`) are early by up to that: the earliest of them bounds the offset
+    from above, the latest from below, save for a few that were late.
+    """
     base = int(np.quantile(offsets, LOW_QUANTILE, method="lower"))
+    method = "matched requests: 5 % quantile of arrival minus start in the domain"
+    low, high = int(np.quantile(offsets, 1 - LOW_QUANTILE)), int(offsets.min()) + coarse
+    bounded = coarse > 0 and low <= high
+    if bounded:
+        base = (low + high) // 2
+        method = (
+            f"matched requests: arrivals in steps of {coarse / 1e9:g} s minus start in the domain"
+        )
     residual = offsets - base
     p50, p95 = (int(np.quantile(residual, q)) for q in (0.5, 0.95))
-    half = max(p50, -int(residual.min()))
+    half = (high - low) // 2 + 1 if bounded else max(p50, -int(residual.min()))
     return {
         "deployment": deployment,
         "domain": domain,
@@ -139,7 +156,7 @@ def domain_offset(
         "pairs": int(offsets.size),
         "residual_p50_ns": p50,
         "residual_p95_ns": p95,
-        "method": "matched requests: 5 % quantile of arrival minus start in the domain",
+        "method": method,
     }
 
 

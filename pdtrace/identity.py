@@ -97,6 +97,7 @@ def _with_files(
     )
     label[real] = merged[label[real]]
     grouped = groups.Groups(label, pl.concat([grouped.edges, more]))
+    links = [*links, *files.sharing(legs, more)]
     return grouped, deployments.communities(legs, label, links)
 
 

@@ -882,6 +882,57 @@ def test_bench_file_in_another_time_zone(fleet: Fleet) -> None:
     )
 
 
+def test_servers_that_share_out_the_rows_of_a_bench_file_are_one_deployment(fleet: Fleet) -> None:
+    server(fleet, "a", 0, 30)
+    server(fleet, "b", 0, 30)
+    server(fleet, "old", -9000, 6)
+    fleet.legs = [
+        leg for leg in fleet.legs
+        if leg["leg"][0] not in "ab" or (int(leg["leg"][1:]) % 2 == 0) == (leg["leg"][0] == "a")
+        or leg["leg"] == "b4"
+    ]  # fmt: skip
+    bench(fleet, 30, window=(-5, 40))
+    store = fleet.run(times=2)
+    found, homes = requests_of(store), deployments_of(store)
+    # b4 is another attempt of row 4, which the balancer sent on
+    owners = {n: "a" if n % 2 == 0 else "b" for n in range(30)}
+    assert all(found[f"B{n}"] == found[f"{w}{n}"] for n, w in owners.items())
+    assert found["b4"] == found["a4"]
+    assert homes["B0"] == homes["a0"] == homes["b1"] != homes["old0"]
+    assert store.count("requests") == 30 + 6
+
+
+def test_a_bench_row_that_two_servers_saw_throughout_joins_neither(fleet: Fleet) -> None:
+    server(fleet, "a", 0, 6)
+    server(fleet, "b", 0, 6)
+    bench(fleet, 10, window=(-5, 20))
+    store = fleet.run()
+    assert (store.count("requests"), store.count("deployments")) == (22, 3)
+
+
+@pytest.mark.parametrize(("late", "joined"), [(0.0, True), (4.0, False)])
+def test_bench_rows_join_log_lines_without_lengths_by_their_arrivals(
+    fleet: Fleet, late: float, joined: bool
+) -> None:
+    """`late`: every third line comes so much later: another run."""
+    for n in range(40):
+        at = n + 0.031 * n + (late if n % 3 == 0 else 0)
+        fleet.leg(
+            f"s{n}", "engine", "pid:7@agg", int(at), None, path="agg/server.log", resolution_ns=S,
+            request_id=f"cmpl-bench-{n}-0", external_id=f"bench-{n}",
+        )  # fmt: skip
+    bench(fleet, 40, window=(-5, 60))
+    for n, leg in enumerate(fleet.legs[40:]):
+        leg["clock_start_ns"] = 77 * S + n * 1_031_000_000
+    store = fleet.run()
+    assert (store.count("requests"), store.count("deployments")) == ((40, 1) if joined else (80, 2))
+    if joined:
+        clock = only(store, "clocks")
+        assert clock["lower_ns"] <= 77 * S - T0 <= clock["upper_ns"]
+        assert clock["half_width_ns"] < 100 * MS
+        assert only(store, "deployments")["headline_observer"] == "client"
+
+
 def test_bench_rows_with_other_lengths_join_nothing(fleet: Fleet) -> None:
     server(fleet, "agg", 0, 10)
     bench(fleet, 10, window=(-5, 20))

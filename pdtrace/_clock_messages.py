@@ -109,7 +109,10 @@ ORDER BY ALL
 def recorded(store: Store) -> pl.DataFrame:
     """Messages between workers: hops on record and the requests below them."""
     hops = store.sql(
-        """SELECT p.deployment, p.worker AS a, c.worker AS b, p.start_ns AS sent, p.end_ns AS back,
+        """SELECT p.deployment, p.worker AS a, c.worker AS b, p.start_ns AS sent,
+                  -- who breaks off does not wait for an answer
+                  CASE WHEN coalesce(p.status, '') NOT IN ('aborted', 'failed')
+                    AND coalesce(c.status, '') NOT IN ('aborted', 'failed') THEN p.end_ns END AS back,
                   c.start_ns AS received, c.end_ns AS answered,
                   coalesce(greatest(p.resolution_ns, c.resolution_ns), 1) AS resolution
            FROM legs c JOIN legs p ON p.trace_id = c.trace_id AND p.span_id = c.parent_span_id

@@ -13,7 +13,7 @@ import polars as pl
 from pdtrace import _identity_segments as segments
 from pdtrace._graph import Ints, components
 from pdtrace._identity_edges import untimed_servers
-from pdtrace._identity_legs import CLIENT, weak
+from pdtrace._identity_legs import CLIENT, ENGINE, weak
 from pdtrace._worker_names import folder, plain, rename
 from pdtrace.store import Store
 
@@ -50,8 +50,7 @@ def communities(legs: pl.DataFrame, label: Ints, links: list[tuple[str, str]]) -
     base = legs.height + len(names)
     cut = segments.segments(serving.filter(pl.col("weak") & pl.col("worker").is_not_null()))
     edges.append(cut.select("group", node=pl.col("segment") + base))
-    told = _told(legs, group)
-    edges.append(told)
+    edges += [_told(legs, group), _one_writer(legs, group)]
     total = base + cut["segment"].n_unique()
     a = np.concatenate(
         [e["group"].to_numpy() for e in edges] + [np.array([number[x] for x, _ in links], np.int64)]
@@ -81,6 +80,24 @@ def _told(legs: pl.DataFrame, group: Ints) -> pl.DataFrame:
     other = rows.filter((pl.col("obs") > CLIENT) & ~pl.col("told"))["group"].unique()
     alone = rows.filter(pl.col("told") & ~pl.col("group").is_in(other.implode()))
     return alone.select("group", node=pl.col("group").min().over("source"))
+
+
+def _one_writer(legs: pl.DataFrame, group: Ints) -> pl.DataFrame:
+    """Requests that a nameless front end and an engine are told of in one record: its file is that front end's.
+
+    As (group, node) where node is the group of the file's first such request.
+    """
+    none = pl.DataFrame(schema={"group": pl.Int64, "node": pl.Int64})
+    if "record" not in legs.columns:
+        return none
+    rows = legs.select("source", "record", "obs", "worker").with_columns(pl.Series("group", group))
+    front = pl.col("worker").is_null() & (pl.col("obs") > CLIENT) & (pl.col("obs") < ENGINE)
+    fronts = rows.filter(front, pl.col("source").is_not_null(), pl.col("record").is_not_null())
+    if fronts.height == 0:
+        return none
+    engines = rows.filter(pl.col("obs") == ENGINE)
+    both = fronts.join(engines, on=["source", "record"], how="semi")
+    return both.select("group", node=pl.col("group").min().over("source"))
 
 
 def _files(frame: pl.DataFrame, mine: Ints, joined: Ints) -> Ints:

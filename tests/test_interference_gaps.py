@@ -162,6 +162,19 @@ def test_a_pause_inside_a_prefill_is_not_its_cost() -> None:
     assert row["cut_s"] == pytest.approx(0.38, abs=0.05)
 
 
+def test_a_long_prefill_whose_cached_tokens_are_unknown_may_be_a_pause_or_its_cost() -> None:
+    tokens, rows, lost = worker(pauses=(600,), pause_ms=400)
+    long = next(i for i, r in enumerate(rows) if r["request"] == "c10")
+    rows[long]["end_ns"] += 400 * MS
+    for sure, high in ((True, lost + 2), (False, lost + 0.4 * RESIDENTS)):
+        told = prefill_frame(rows).with_columns(sure=pl.lit(sure))
+        row = interference(streams(tokens), told, "w", "d").row
+        assert row["lost_s"] == pytest.approx(lost, rel=0.03)
+        assert row["lost_low_s"] < lost
+        assert (row["lost_high_s"] >= 0.99 * high) is not sure
+        assert ("cached tokens are unknown" in (row["note"] or "")) is not sure
+
+
 def test_a_few_long_prompts_are_not_cut_to_what_short_ones_cost() -> None:
     """Nothing tells what is usual for them: their whole time counts."""
     short = [(i * 0.5, i * 0.5 + 0.03, 200.0) for i in range(100)]
@@ -336,6 +349,22 @@ def test_tables_in_tables_out(
         row["lost_s"]
     )
     assert store.count("interference_events") == row["events"] > 0
+
+
+def test_each_stream_of_a_request_is_a_prompt_to_its_engine(store: Any) -> None:
+    """n > 1: the first stream's leg computes the prompt, the others find it in the cache."""
+    lost = filled(store)
+    store.execute(
+        """INSERT INTO legs BY NAME SELECT leg || '-1' AS leg, request, observer, worker, 1 AS stream,
+             1100 AS prompt_tokens, 1090 AS cached_tokens FROM legs WHERE request LIKE 'c%'"""
+    )
+    store.execute(
+        """INSERT INTO intervals BY NAME SELECT leg || '-1' AS leg, detail, end_ns - 5000000 AS start_ns, end_ns, basis
+           FROM intervals"""
+    )
+    methods.run(store, methods.making(["interference_gaps"]))
+    row = store.sql("FROM interference_gaps").row(0, named=True)
+    assert (row["flagged"], row["lost_s"]) == (True, pytest.approx(lost, rel=0.01))
 
 
 def test_the_order_of_rows_in_tables_changes_nothing(store: Any) -> None:

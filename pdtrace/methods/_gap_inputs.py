@@ -27,7 +27,7 @@ _LEGS = """
 SELECT hash(leg) AS number, leg, request, worker, observer, coalesce(observer = 'engine', false) AS of_engine,
   coalesce(resolution_ns, 1) <= $resolution_ns AS sharp,
   role IS DISTINCT FROM 'decode' AND container IS NOT TRUE AS prefills,
-  prompt_tokens AS leg_prompt_tokens, cached_tokens AS leg_cached_tokens
+  prompt_tokens AS leg_prompt_tokens, cached_tokens AS leg_cached_tokens, coalesce(stream, 0) AS number_of_stream
 FROM legs
 WHERE request IS NOT NULL
 """
@@ -184,16 +184,17 @@ def _prefills(rows: pl.DataFrame, legs: pl.DataFrame) -> pl.DataFrame:
     rows = _on_legs(
         rows, legs, "request", "mark", "number", "worker", "of_engine",
         "prefills", "prefill_worker", "prompt_tokens", "cached_tokens", "leg_prompt_tokens",
-        "leg_cached_tokens",
+        "leg_cached_tokens", "number_of_stream",
     )  # fmt: skip
     here = pl.col("of_engine") & pl.col("worker").is_not_null()
     prompt = pl.coalesce("leg_prompt_tokens", "prompt_tokens")
-    cached = pl.coalesce("leg_cached_tokens", "cached_tokens").fill_null(0)
+    cached = pl.coalesce("leg_cached_tokens", "cached_tokens")
     rows = rows.filter(pl.col("prefills") & (pl.col("end_ns") > pl.col("start_ns"))).select(
         "request", "mark", pl.col("number").alias("leg"), "again",
         pl.when(here).then("worker").otherwise("prefill_worker").alias("worker"),
         "start_ns", "end_ns",
-        (prompt - cached).clip(lower_bound=0).fill_null(0).cast(pl.Float64).alias("tokens"),
+        (prompt - cached.fill_null(0)).clip(lower_bound=0).fill_null(0).cast(pl.Float64).alias("tokens"),
+        cached.is_not_null().alias("sure"), pl.col("number_of_stream").alias("stream"),
         # the engine's own word before others'
         (100 * pl.col("of_engine").not_().cast(pl.Int64) + pl.col("place")).alias("place"),
     )  # fmt: skip
@@ -231,17 +232,18 @@ def _nearest(streams: pl.DataFrame) -> pl.DataFrame:
 
 
 def _told_once(prefills: pl.DataFrame) -> pl.DataFrame:
-    """The prefills of the leg that tells best of a request's prompt (of equals any one), by worker and time.
+    """The prefills of the leg that tells best of a prompt (of equals the one with most tokens), by worker and time.
 
-    A prompt computed in pieces has its tokens shared among them by their time.
+    Each stream of a request (n > 1) is a prompt to its engine: the first computes it, the others find most of it in
+    the cache. A prompt computed in pieces has its tokens shared among them by their time.
     """
-    key = ["worker", "request", "again"]
+    key = ["worker", "request", "again", "stream"]
     if _repeated(prefills, *key):
-        for said in (pl.col("place"), pl.col("leg")):
+        for said in (pl.col("place"), -pl.col("tokens"), pl.col("leg")):
             prefills = prefills.filter(said == said.min().over(key))
         length = pl.col("end_ns") - pl.col("start_ns")
         prefills = prefills.with_columns(pl.col("tokens") * length / length.sum().over(key))
-    return _in_order(prefills, "worker", "start_ns", "mark").drop("mark")
+    return _in_order(prefills, "worker", "start_ns", "mark", "stream").drop("mark", "stream")
 
 
 def _repeated(rows: pl.DataFrame, *key: str) -> bool:

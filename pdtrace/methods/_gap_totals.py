@@ -50,6 +50,7 @@ class Total:
     foreign_s: float = 0.0
     noise2: float = 0.0
     exposed_base_s: float = 0.0
+    withheld_s: float = 0.0
     tail_excess_s: float = 0.0
     tail_credit_s: float = 0.0
     here: float = 0.0
@@ -67,7 +68,7 @@ class Total:
 
 _SUMS = (
     "gaps", "clean", "exposed", "merged", "weak", "preempted", "overlap_s", "credit_s", "chance_s",
-    "foreign_s", "noise2", "exposed_base_s", "tail_excess_s", "tail_credit_s", "here", "blocks",
+    "foreign_s", "noise2", "exposed_base_s", "withheld_s", "tail_excess_s", "tail_credit_s", "here", "blocks",
     "baselines", "sigmas", "unnamed", "pairs", "stalls",
 )  # fmt: skip
 
@@ -100,6 +101,7 @@ def summed(streams: pl.DataFrame, offset: int, stage: Stage) -> Total:
     total.merged, total.preempted = window.merged, window.preempted
     total.overlap_s, total.credit_s = float(overlap.sum()), float(credit.sum())
     total.chance_s, total.foreign_s = window.chance_s, window.foreign_s
+    total.withheld_s = window.withheld_s
     # The residents of one step share its noise: sigma adds up over them, not its square.
     total.noise2 = float((window.sigma[exposed] ** 2 * window.residents[exposed]).sum())
     total.exposed_base_s = float(np.minimum(window.baseline[exposed], overlap).sum())

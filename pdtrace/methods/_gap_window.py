@@ -36,6 +36,9 @@ class Stage:
     prompt: Floats  # tokens of each stream's prompt; NaN unknown
     cost: Floats | None  # of a prefill over (1, n, n^2); None without a fit
     period: tuple[float, float]
+    whole: Prefills | None = (
+        None  # not cut; where cached tokens are unknown, what was cut may be cost
+    )
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Window:
     preempted: int
     foreign_s: float  # overlap of stalls that have another cause, prefills or not
     residents: Floats  # open streams in each gap
+    withheld_s: float  # what whole prefills would explain beyond the cut ones
 
 
 def window_of(streams: pl.DataFrame, offset: int, stage: Stage) -> Window | None:
@@ -94,7 +98,21 @@ def window_of(streams: pl.DataFrame, offset: int, stage: Stage) -> Window | None
     return Window(
         gaps, length, overlap, steps, baseline, sigma, excess, credit, exposed, by_chance, shifts,
         counted_by, merged, work, preempted, foreign_s, residents,
+        _withheld(gaps, excess, sigma, credit, stage.whole),
     )  # fmt: skip
+
+
+def _withheld(
+    gaps: Gaps, excess: Floats, sigma: Floats, credit: Floats, whole: Prefills | None
+) -> float:
+    """Seconds beyond the credit that prefills explain if nothing of them is cut."""
+    if whole is None:
+        return 0.0
+    part = whole.within(float(gaps.start.min()), float(gaps.end.max()))
+    overlap = prefill_work.cover_of(part).during(gaps)
+    rows = np.flatnonzero(overlap > 0)
+    more, _ = _credit(excess, overlap, sigma, rows)
+    return float(np.maximum(more[rows] - credit[rows], 0.0).sum())
 
 
 def _without_silent(gaps: Gaps, stage: Stage) -> tuple[Gaps, Floats, Ints, Floats, Prefills, int]:

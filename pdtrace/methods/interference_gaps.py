@@ -177,9 +177,10 @@ def _stage(
             " (median of first tokens): prefills are moved by that"
         )
         work = Prefills(work.request, work.start + moved, work.end + moved, work.tokens)
-    work = prefill_work.before_own_tokens(work, request, first)
+    work = whole = prefill_work.before_own_tokens(work, request, first)
     work, cut, cost = prefill_work.cut_to_cost(work)
     work = work.ordered()
+    unsure = "sure" in prefills.columns and not prefills["sure"].all()
     if cut is None:
         notes.append("too few prefills with known tokens to tell a pause inside one from its cost")
     prompt = (
@@ -192,7 +193,7 @@ def _stage(
         origin, request, first, last, work,
         series.residents(first, last, prompt, made), pace,
         streams["stream"].fill_null(0).to_numpy().astype(np.int64), prompt, cost,
-        (float(first.min()), float(last.max())),
+        (float(first.min()), float(last.max())), whole.ordered() if unsure and cut else None,
     )  # fmt: skip
     return names, stage, notes, cut, moved
 
@@ -285,13 +286,18 @@ def _judged(
         )
     if bundled:
         notes.append("tokens came in bundles: the interval is wider")
+    if total.withheld_s > MODEL_ERROR * abs(lost):
+        notes.append(
+            f"of prompts whose cached tokens are unknown, some took longer than others of their length: "
+            f"a pause, or more to compute, which would make it up to {total.withheld_s:,.1f} s more"
+        )
     row |= {
         "gaps": total.gaps, "clean_gaps": total.clean, "exposed_gaps": total.exposed,
         "baseline_ms": base * 1e3, "noise_ms": float(np.median(total.sigmas)) * 1e3,
         "counted_by": "+".join(sorted(total.counted_by)),
         "merged_ratio": total.merged / (total.gaps + total.merged),
         "overlap_s": overlap, "credit_s": total.credit_s, "chance_s": total.chance_s, "lost_s": lost,
-        "lost_low_s": low, "lost_high_s": lost + half, "decode_s": decode_s,
+        "lost_low_s": low, "lost_high_s": lost + half + total.withheld_s, "decode_s": decode_s,
         "lost_ratio": lost / decode_s if decode_s else None,
         "lost_ratio_low": ratio.low if ratio else None,
         "lost_ratio_high": ratio.high if ratio else None,

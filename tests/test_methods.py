@@ -84,6 +84,41 @@ def test_a_preempted_request_that_is_computed_again_as_generation_is_a_prefill()
     assert "20 steps that computed preempted requests again count as prefill" in row["note"]
 
 
+@pytest.mark.parametrize("every", [50, 6])
+def test_of_several_computed_again_at_once_none_is_a_victim(every: int) -> None:
+    """Four decode, three more have 200 tokens computed again: +20 ms; also where such steps are common."""
+    rows = []
+    for seq in range(1000):
+        again = (
+            seq % every == every - 1
+        )  # four decode, three more have 200 tokens computed again: +20 ms
+        ms = (29.0 if again else 9.0) + 0.001 * (seq % 7)
+        rows.append(step(seq, ms, 7 if again else 4, decode_tokens=204 if again else 4))
+    result, losses = interference(steps(rows), "w", "d", "aggregated")
+    row, truth = result.row(0, named=True), (1000 // every) * 4 * 0.020
+    assert row["lost_s"] == pytest.approx(truth, rel=0.01)
+    assert row["lost_low_s"] < truth < row["lost_high_s"]
+    assert losses["residents"].unique().to_list() == [4]
+
+
+def test_who_decoded_among_those_computed_again_may_be_fewer_than_the_step_before_held() -> None:
+    rows = []
+    for seq in range(1000):  # of six two are put off and computed again at once, then four go on
+        again = seq % 50 == 49
+        ms = (19.0 if again else 9.0) + 0.001 * (seq % 7)
+        rows.append(
+            step(
+                seq,
+                ms,
+                6 if again or seq % 50 > 24 else 4,
+                decode_tokens=104 if again else 6 if seq % 50 > 24 else 4,
+            )
+        )
+    row = only(rows)
+    assert row["lost_low_s"] < 20 * 4 * 0.010
+    assert row["lost_high_s"] > 20 * 5 * 0.010
+
+
 def test_several_tokens_a_request_are_speculation_where_they_are_common() -> None:
     rows = [step(seq, 9.0, 4, decode_tokens=4 + 3 * (seq % 2)) for seq in range(1000)]
     assert only(rows)["affected_steps"] == 0

@@ -59,6 +59,8 @@ MIN_AFFECTED = 5  # fewer steps with victims are an anecdote
 MIN_SHARE = 0.01  # lower bound of lost / decode seconds from which a worker is flagged
 PAUSE_NS = 20e6  # what a prefill step may exceed its fitted cost by; the rest is called a pause
 RECOMPUTED_STEPS = 0.1  # share of steps up to which several tokens a request mean recomputation
+# Beyond that, short of half of the steps, only more tokens a request than anybody guesses ahead do.
+GUESSED_STEPS, MOST_GUESSED = 0.5, 16
 # Steps that begin as early before the end of the last one ran beside it (parts of the step, ns); so many may.
 AT_ONCE, AT_ONCE_NS, MOST_AT_ONCE = 0.2, 2_000_000, 0.2
 SURE_COSTS = (
@@ -183,6 +185,8 @@ def _rank(frame: pl.DataFrame, consumer: bool) -> tuple[dict[str, Any], pl.DataF
     result |= _baseline_columns(steps, fit)
     result |= _totals(steps, residents, affected, lost, baseline, fit)
     result["lost_low_s"] -= float((open_ns * residents)[affected & steps.mixed].sum()) / 1e9
+    unsure = residents - _surely_decoded(steps, residents)
+    result["lost_low_s"] -= float((capped * unsure)[affected].sum()) / 1e9
     result["capped_s"] = None if cut is None else float((cut * residents)[affected].sum() / 1e9)
     if cut is not None and affected.sum() < SURE_COSTS:
         # so few do not tell for sure what a prompt costs: what was called a pause may be cost
@@ -200,7 +204,7 @@ def _classify(frame: pl.DataFrame, consumer: bool) -> Steps:
     if again.any():
         tokens = np.where(again > 0, np.nan_to_num(tokens) + again, tokens)
         requests = np.where(again > 0, np.nan_to_num(requests) + 1, requests)
-        decodes = decodes - (again > 0)
+        decodes = _decoded_before(frame, decodes, requests, again > 0)
     prefill = (np.nan_to_num(tokens) > 0) | (np.nan_to_num(requests) > 0)
     # One prompt token for each request is the first step after a pull: the last token is computed
     # again to get logits. Only on KV consumers; elsewhere it is a prompt found whole in the cache.
@@ -225,12 +229,35 @@ def _computed_again(frame: pl.DataFrame, decodes: Floats) -> Floats:
 
     With one token per request in nearly all steps nobody guesses tokens ahead (speculative
     decoding), so what a step has beyond one per request belongs to a request computed again: one at
-    least, which is the number that is taken.
+    least, which is the number that is taken. Under heavy preemption many steps have such; guesses
+    that are made now and then are told from them by how few tokens they are.
     """
     extra = np.nan_to_num(_floats(frame, "decode_tokens") - decodes)
     several = (extra > 0) & (decodes > 0)
-    rare = 0 < several.sum() <= RECOMPUTED_STEPS * max(1, (decodes > 0).sum())
-    return np.where(several, extra + 1, 0.0) if rare else np.zeros(len(extra))
+    share = several.sum() / max(1, (decodes > 0).sum())
+    if share > RECOMPUTED_STEPS:
+        several &= extra > MOST_GUESSED * decodes
+    if share > GUESSED_STEPS:
+        several[:] = False
+    return np.where(several, extra + 1, 0.0)
+
+
+def _decoded_before(frame: pl.DataFrame, decodes: Floats, prefills: Floats, again: Bools) -> Floats:
+    """Requests that decoded; where some were computed again, at most all that the step before held.
+
+    Of those computed again only one is known for sure, and there may be many; but they had no part in the step
+    before, and whoever decodes now had.
+    """
+    decodes = decodes - again
+    rows = np.flatnonzero(again[1:]) + 1
+    seq = _floats(frame, "seq")
+    held = decodes + np.nan_to_num(
+        prefills
+    )  # those that were computed again go on in the next step
+    told = (seq[rows] - seq[rows - 1] == 1) & (decodes[rows - 1] > 0)
+    bounded: Floats = decodes.copy()
+    bounded[rows] = np.where(told, np.minimum(decodes[rows], held[rows - 1]), decodes[rows])
+    return bounded
 
 
 def _describe(frame: pl.DataFrame, steps: Steps) -> dict[str, Any]:
@@ -384,6 +411,18 @@ def _residents(steps: Steps) -> tuple[Floats, bool]:
     said = np.where(slot > 0, np.minimum(running - steps.prefills[alone], ready), np.nan)
     residents[alone] = np.fmax(certain, said)
     return residents, bool(np.all(unbroken | ~np.isnan(running)))
+
+
+def _surely_decoded(steps: Steps, residents: Floats) -> Floats:
+    """The same; of steps that computed some again, no more than the steps around them that did not held."""
+    plain, rows = np.flatnonzero(steps.decode_only), np.flatnonzero(steps.again)
+    if not len(rows) or not len(plain):
+        return residents
+    slot = np.searchsorted(plain, rows)
+    around = [plain[np.clip(slot + side, 0, len(plain) - 1)] for side in (-1, 0)]
+    least = residents.copy()
+    least[rows] = np.minimum(residents[rows], np.minimum(*(steps.decodes[at] for at in around)))
+    return least
 
 
 def _totals(

@@ -127,6 +127,25 @@ def test_prompt_tokens_to_compute_are_summed_where_known_of_all_or_of_none(
     assert rows.get("tokens") == total
 
 
+@pytest.mark.parametrize(("second_begins", "judged"), [(60, False), (40, True)])
+def test_a_restarted_worker_was_not_there_to_be_chosen_all_along(
+    con: Store, second_begins: int, judged: bool
+) -> None:
+    """`a` dies at 50 s; `a2` of the same name follows it, or was there before. `b` is there throughout."""
+    s = 10**9
+    con.append("workers", [
+        {"worker": "a", "name": "x", "deployment": "d", "role": "aggregated", "start_ns": 0, "end_ns": 50 * s},
+        {"worker": "a2", "name": "x", "deployment": "d", "role": "aggregated", "start_ns": second_begins * s, "end_ns": 99 * s},
+        {"worker": "b", "name": "y", "deployment": "d", "role": "aggregated", "start_ns": 0, "end_ns": 99 * s},
+    ])  # fmt: skip
+    got = ["a"] * 10 + ["a2"] * 10 + ["b"] * 30
+    con.append(
+        "requests", [request(n, prefill_worker=w, decode_worker=w) for n, w in enumerate(got)]
+    )
+    assert bool(con.query("load_spread").height) is judged
+    assert bool(con.query("worker_imbalance").height) is judged
+
+
 def test_the_load_is_compared_by_requests_tokens_and_seconds(con: Store) -> None:
     workers(con, "a", "b", "c")
     con.append("requests", [request(n, prefill_worker="a" if n < 30 else "b", decode_worker="a" if n < 30 else "b",

@@ -4,12 +4,13 @@
 -- the worker that decoded, where another did. Tokens: prompt tokens not found in a cache (prefill; all
 -- of them where that is known of no request of the deployment), output tokens (decode). Seconds: time
 -- that requests spent in prefill or decode there: a slow worker has more of them for the same work.
--- Workers of the role that got nothing count with 0. A measure that is unknown for any request is left
+-- Workers of the role that got nothing count with 0. A worker that another of its name follows, or is followed by, with
+-- no time in common (a restart) was not there to be chosen all along: it is left out. A measure that is unknown for any request is left
 -- out. The interval of over_mean is that of a share of a sum (linearised variance over requests):
 -- would another such period show it.
 --
 -- grain:   one row per (deployment, side, measure) with at least two workers
--- needs:   side_sums, side_workers
+-- needs:   side_sums, side_workers, workers
 -- when:    (SELECT min(worker) <> max(worker) FROM (SELECT worker FROM workers
 --          UNION ALL SELECT prefill_worker FROM requests UNION ALL SELECT decode_worker FROM requests))
 -- columns:
@@ -34,6 +35,13 @@ WITH side_both AS (
   FROM side_sums
   GROUP BY deployment, side
 ),
+in_turn AS (
+  SELECT DISTINCT a.worker
+  FROM workers AS a
+  JOIN workers AS b ON b.deployment IS NOT DISTINCT FROM a.deployment
+    AND b.name = a.name AND b.role = a.role
+  WHERE a.end_ns < b.start_ns OR b.end_ns < a.start_ns
+),
 measured AS (
   SELECT k.deployment, k.side, k.worker, coalesce(r.requests, 0) AS requests, unnest([
       {'measure': 'requests', 'amount': coalesce(r.requests, 0)::DOUBLE,
@@ -46,6 +54,7 @@ measured AS (
   FROM side_workers AS k
   LEFT JOIN side_sums AS r ON r.deployment IS NOT DISTINCT FROM k.deployment
     AND r.side = k.side AND r.worker = k.worker
+  WHERE k.worker NOT IN (FROM in_turn)
 ),
 compared AS (
   SELECT deployment, side, measure, count(*) AS k, sum(requests)::BIGINT AS requests,

@@ -7,6 +7,8 @@ latencies are seconds.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import polars as pl
 
 from pdtrace.errors import UnknownFormat
@@ -110,18 +112,27 @@ def _interpret_engine(
     spans: pl.DataFrame, requests: pl.DataFrame, calls: pl.DataFrame, out: Sink
 ) -> None:
     states = measured.states(spans, requests)
-    out.add("legs", engine_legs(requests, calls, states), record=None)
-    out.add("reported", reported(requests), record=None)
-    intervals = layout.placed(requests)
-    if not states.is_empty():
-        intervals = pl.concat(
-            [measured.without_replaced(intervals, states), measured.intervals(states, requests)]
-        )
-        out.add("events", preemptions(requests, states), record=None)
-    out.add("intervals", intervals, record=None)
+    # Each of these keeps one core busy.
+    with ThreadPoolExecutor(1, "pdtrace-vllm") as beside:
+        told = beside.submit(reported, requests)
+        placed = beside.submit(_intervals, requests, states)
+        out.add("legs", engine_legs(requests, calls, states), record=None)
+        out.add("reported", told.result(), record=None)
+        if not states.is_empty():
+            out.add("events", preemptions(requests, states), record=None)
+        out.add("intervals", placed.result(), record=None)
     out.add("workers", workers.seen(requests, "vLLM"), record=None)
     out.add("worker_aliases", workers.called_addresses(calls), record=None)
     out.add("facts", workers.facts(requests), record=None)
+
+
+def _intervals(requests: pl.DataFrame, states: pl.DataFrame) -> pl.DataFrame:
+    """Where the durations of the requests lie, and what child spans or events measured instead."""
+    found = layout.placed(requests)
+    if states.is_empty():
+        return found
+    kept = measured.without_replaced(found, states)
+    return pl.concat([kept, measured.intervals(states, requests)])
 
 
 def _interpret_routers(calls: pl.DataFrame, served: pl.DataFrame, out: Sink) -> None:

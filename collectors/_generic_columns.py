@@ -96,7 +96,11 @@ def first_of(keys: tuple[str, ...]) -> pl.Expr:
 
 def is_inference() -> pl.Expr:
     """Whether a span says that it is a call of a model, in any of the conventions' words."""
+    kinds = [pl.col(key) for key in (semconv.OPERATION_NAME, OPENINFERENCE_KIND, OPENLLMETRY_TYPE)]
+    # before gen_ai.operation.name (LiteLLM to this day): a model, what it was asked and what it answered
+    spoke = [first_of(keys).is_not_null() for keys in (MODELS, PROMPT_TOKENS, OUTPUT_TOKENS)]
     return pl.any_horizontal(
+        pl.all_horizontal(*[kind.is_null() for kind in kinds], *spoke),
         pl.col(semconv.OPERATION_NAME).is_in(INFERENCE_OPERATIONS),
         pl.col(OPENINFERENCE_KIND).str.to_uppercase() == "LLM",
         pl.col(OPENLLMETRY_TYPE).is_in(INFERENCE_OPERATIONS),

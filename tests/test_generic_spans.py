@@ -109,6 +109,29 @@ def test_a_genai_client_call_is_the_clients_view() -> None:
     )
 
 
+def test_a_model_with_tokens_of_both_kinds_is_a_call_without_an_operation() -> None:
+    """As LiteLLM writes it; an agent's span sums its calls, and says what it is."""
+    call = {
+        "span_id": "c",
+        "name": "litellm_request",
+        "worker": "app",
+        "start_ns": 0,
+        "end_ns": 50 * MS,
+    }
+    call |= {
+        semconv.REQUEST_MODEL: "m",
+        "gen_ai.usage.prompt_tokens": 8,
+        "gen_ai.usage.completion_tokens": 9,
+    }
+    (leg,) = interpreted([call])["legs"].to_dicts()
+    assert (leg["role"], leg["prompt_tokens"], leg["output_tokens"]) == ("client", 8, 9)
+    for other in (
+        {semconv.OPERATION_NAME: "invoke_agent"},
+        {"gen_ai.usage.completion_tokens": None},
+    ):
+        assert "legs" not in interpreted([call | other])
+
+
 def test_failures_and_aborts() -> None:
     spans = [
         {"span_id": str(i), "name": "POST /v1/completions", "kind": "server", "start_ns": 0, "end_ns": MS, "http.response.status_code": code}

@@ -232,6 +232,7 @@ def _speculative(side: Side) -> str | None:
 _NO_SETTING = {
     "host", "port", "pid", "model", "model_tag", "served_model_name", "tokenizer", "dtype", "version", "name", "label",
     "title", "api_key", "uds", "device_name", "gpu_name", "http_calls", "http_calls_failed",
+    "http_calls_whole_log",
 }  # fmt: skip
 _NO_SETTING_PARTS = (
     "endpoint", "engine_id", "worker_id", "instance", "agent", "process_start", "address", "time_zone", "year_basis", "window_",

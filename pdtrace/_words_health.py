@@ -134,13 +134,19 @@ def failed_requests(row: Row) -> Words:
         )
     kinds = ", ".join(f"{e['error']}: {e['requests']:,}" for e in (row["errors"] or [])[:5])
     of = f" of {plural(row['seen'], 'request')}" if row["seen"] else ""
-    if row["calls"]:
+    if row["calls_whole_log"]:
+        of = "; of how many calls in this stretch of time is not known"
+    elif row["calls"]:
         of = f" of {row['calls']:,} calls that the access lines of the log count"
     return Words(
         title=f"{' and '.join(parts) or 'no'}{of}",
         detail=sentence(
             "The log names no request that went well: the requests in these data are the failed ones."
             if row["calls"]
+            else None,
+            f"In the whole log the access lines count {row['calls']:,} calls, {row['calls_failed']:,} with an error:"
+            " calls that went well have no time of their own there, so that --since and --until cannot cut the count."
+            if row["calls_whole_log"]
             else None,
             f"Kinds: {kinds}." if kinds else None,
             f"{plural(row['retried'], 'request')} needed more than one attempt."

@@ -215,8 +215,10 @@ def failures(row: Row) -> str:
     ended = [f"{row[key]:,} {key}" for key in ("failed", "aborted") if row[key]]
     if not ended:
         return ""
-    of = f"{row['calls']:,} calls" if row["calls"] else plural(row["seen"], "request")
-    return f"{' and '.join(ended)} of {of}" + (f" ({kinds})" if kinds else "") + "."
+    of = f" of {row['calls']:,} calls" if row["calls"] else f" of {plural(row['seen'], 'request')}"
+    if row["calls_whole_log"]:
+        of = ", of how many calls is not known"
+    return f"{' and '.join(ended)}{of}" + (f" ({kinds})" if kinds else "") + "."
 
 
 def _capital(text: str) -> str:

@@ -113,10 +113,15 @@ def conditions(facts: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return [(key, " / ".join(sorted(values[key]))) for key in CONDITION_KEYS if key in values]
 
 
-def calls(facts: Iterable[Mapping[str, Any]], requests: Mapping[str, int]) -> dict[str, int] | None:
-    """The calls for an answer that access lines count, where they are more than the requests known."""
-    counted = {"answered": 0, "failed": 0}
+def calls(facts: Iterable[Mapping[str, Any]], requests: Mapping[str, int]) -> dict[str, Any] | None:
+    """The calls for an answer that access lines count, where they are more than the requests known.
+
+    `whole_log`: they were counted beyond the stretch of time that the requests were cut to.
+    """
+    counted = {"answered": 0, "failed": 0, "whole_log": False}
     for fact in facts:
+        if fact["key"] == "http_calls_whole_log":
+            counted["whole_log"] = True
         if fact["key"] in ("http_calls", "http_calls_failed"):
             key = "failed" if fact["key"].endswith("failed") else "answered"
             counted[key] += int(fact["value"])

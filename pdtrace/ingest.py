@@ -29,6 +29,7 @@ STAGES = (
     "pdtrace.library:queries", "pdtrace.interpret", "pdtrace.zones", "pdtrace.twins", "pdtrace.identity", "pdtrace.clocks", "pdtrace.phases",
     "pdtrace.methods",
 )  # fmt: skip
+WHOLE_LOG = "http_calls_whole_log"  # key of the fact that calls were counted beyond --since/--until
 FINGERPRINT = "_schema"  # key of the fact that says which tables and queries a file was made with
 _log = logging.getLogger(__name__)
 
@@ -173,6 +174,17 @@ def _cut(store: Store, options: Options) -> None:
     start = "coalesce(start_ns, start_lower_ns)"
     store.execute(f"DELETE FROM steps WHERE NOT coalesce({inside.format(column=start)}, false)")
     store.execute("DELETE FROM observations WHERE request NOT IN (SELECT request FROM requests)")
+    # Calls that went well are counted only, without a time each: these counts stay those of the whole log, and say so.
+    store.execute(
+        f"""INSERT INTO facts (source, worker, key, value)
+            SELECT DISTINCT source, worker, '{WHOLE_LOG}', 'true' FROM facts WHERE key = 'http_calls'"""
+    )
+    # A deployment's stretch of time is that of what is left of it.
+    store.execute(
+        """UPDATE deployments SET start_ns = r.first, end_ns = r.last
+           FROM (SELECT deployment, min(start_ns) AS first, max(coalesce(end_ns, start_ns)) AS last FROM requests GROUP BY deployment) r
+           WHERE r.deployment = deployments.deployment AND r.first IS NOT NULL"""
+    )
     if before and timeless == before:
         raise PdtraceError(
             "--since/--until: the requests in these data have no time of day",

@@ -32,8 +32,11 @@ def facts_line(deployment: Deployment) -> str:
         parts.append(f"{counts['unknown']:,} of unknown outcome")
     if deployment.calls:
         answered, failed = deployment.calls["answered"], deployment.calls["failed"]
+        beyond = (
+            " (of the whole log, not only of this stretch)" if deployment.calls["whole_log"] else ""
+        )
         parts.append(
-            f"{numbers.plural(answered, 'call')} in the access lines, {failed:,} with an error"
+            f"{numbers.plural(answered, 'call')} in the access lines, {failed:,} with an error{beyond}"
         )
     if window := _window(*deployment.window):
         parts.append(window)

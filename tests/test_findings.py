@@ -666,6 +666,25 @@ def test_failed_requests_do_not_stand_for_the_calls_that_only_access_lines_count
     assert "5 failed of 1,000 calls" in wording.finding("failed_requests", row).title
 
 
+@pytest.mark.parametrize("failed", [2, 5])
+def test_calls_of_the_whole_log_are_no_share_of_a_stretch_of_it(con: Store, failed: int) -> None:
+    """Of 1,000 calls in the log 5 failed; of those in the stretch only the failed ones are known, all 5 or 2 of them."""
+    con.append("requests", [request(n, outcome="failed") for n in range(failed)])
+    con.append("workers", [worker("a", "aggregated")])
+    con.append("facts", [
+        {"worker": "a", "key": "http_calls", "value": "1000"},
+        {"worker": "a", "key": "http_calls_failed", "value": "5"},
+        {"worker": "a", "key": "http_calls_whole_log", "value": "true"},
+    ])  # fmt: skip
+    row = one(con, "failed_requests")
+    assert (row["failed"], row["calls"], row["calls_whole_log"]) == (failed, 1000, True)
+    assert (row["share"], row["interval_low"], row["interval_high"]) == (None, None, None)
+    assert row["severity"] == "warning"
+    words = wording.finding("failed_requests", row)
+    assert words.title == f"{failed} failed; of how many calls in this stretch of time is not known"
+    assert "In the whole log the access lines count 1,000 calls, 5 with an error" in words.detail
+
+
 def test_no_failure_no_row(con: Store) -> None:
     con.append("requests", [request(n) for n in range(20)])
     none(con, "failed_requests")

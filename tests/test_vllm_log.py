@@ -12,8 +12,10 @@ import polars as pl
 import pytest
 
 import pdtrace
+from pdtrace.api import Trace
 from pdtrace.collectors import vllm_log
 from pdtrace.collectors._vllm_log_config import python_repr, read_line
+from pdtrace.ingest import Options
 from pdtrace.inputs import expand
 
 FIXTURES = Path(__file__).parent / "fixtures" / "vllm_log"
@@ -580,3 +582,30 @@ def test_a_worker_that_takes_no_work_is_told_with_its_minute(log) -> None:
         "(EngineCore_DP0 pid=7) INFO 10-22 09:43:49 [shm_broadcast.py:466] No available shared memory broadcast block found in 60 seconds. This typically happens when some processes are hanging\n"
     )
     assert rows(found["events"], "kind", "resolution_ns", "count") == [("stall", 60 * SECOND, 1)]
+
+
+def test_calls_of_a_log_cut_to_a_stretch_of_time_are_said_to_be_of_the_whole(
+    tmp_path: Path,
+) -> None:
+    """30 calls, the first 5 of them failed, one a minute; until 10:02:30 three failed, of how many is not known."""
+    stats = "INFO 11-30 10:{:02}:00 [loggers.py:1] Engine 000: Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 7.0 tokens/s, Running: 1 reqs, Waiting: 0 reqs, GPU KV cache usage: 1.0%\n"
+    access = 'INFO:     10.0.0.7:{} - "POST /v1/completions HTTP/1.1" {}\n'
+    lines = [
+        stats.format(n)
+        + access.format(4000 + n, "500 Internal Server Error" if n < 5 else "200 OK")
+        for n in range(30)
+    ]
+    path = tmp_path / "server.log"
+    path.write_text("".join(lines), "utf-8")
+    os.utime(path, (at("2026-11-30T12:00:00") / SECOND,) * 2)
+    cut = Options(until_ns=at("2026-11-30T10:02:30"))
+    said = {}
+    for name, options in (("whole", None), ("cut", cut)):
+        with Trace.read([path], options) as trace:
+            said[name] = trace.diagnose().to_dict()["deployments"][0]
+    assert said["whole"]["calls"] == {"answered": 30, "failed": 5, "whole_log": False}
+    assert said["cut"]["calls"] == {"answered": 30, "failed": 5, "whole_log": True}
+    assert list(said["cut"]["window"].values()) == ["2026-11-30T10:00:00.000Z", "2026-11-30T10:02:00.000Z"]  # fmt: skip
+    (failed,) = [f for f in said["cut"]["findings"] if f["id"] == "failed_requests"]
+    assert (failed["value"], failed["share"], failed["interval"]) == (3, None, None)
+    assert "3 failed, of how many calls is not known" in said["cut"]["verdict"]

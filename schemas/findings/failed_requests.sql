@@ -7,6 +7,7 @@
 -- aborts or client errors were seen. Level C (outcomes of requests), D when only events tell.
 -- Where no request but failed ones is known, and they are those that the access lines of a log
 -- count among more calls, the share is that of the calls: failed requests do not stand for all.
+-- Counts of calls cannot be cut to a stretch of time: where the requests were, no share is known.
 --
 -- grain:   one row per deployment
 -- needs:   requests, events, workers, legs, facts, deployment_sources
@@ -34,6 +35,7 @@
 --   server_errors  BIGINT     of them 5xx
 --   calls          BIGINT     calls for an answer in the access lines, where only the failed ones are known as requests; else NULL
 --   calls_failed   BIGINT     of them, answered with an error
+--   calls_whole_log  BOOLEAN  the calls are those of the whole log, the requests those of a stretch of it; NULL without calls
 --   errors         STRUCT("error" VARCHAR, requests BIGINT)[]  kinds of error, most frequent first
 WITH outcome_count AS (
   SELECT deployment, count(*) AS seen,
@@ -104,24 +106,27 @@ http_count AS (
 ),
 call_count AS (
   SELECT w.deployment,
-    sum(CAST(f.value AS BIGINT)) FILTER (f.key = 'http_calls')::BIGINT AS calls,
-    sum(CAST(f.value AS BIGINT)) FILTER (f.key = 'http_calls_failed')::BIGINT AS calls_failed
+    sum(TRY_CAST(f.value AS BIGINT)) FILTER (f.key = 'http_calls')::BIGINT AS calls,
+    sum(TRY_CAST(f.value AS BIGINT)) FILTER (f.key = 'http_calls_failed')::BIGINT AS calls_failed,
+    bool_or(f.key = 'http_calls_whole_log') AS whole_log
   FROM facts AS f
   JOIN workers AS w ON w.worker = f.worker
-  WHERE f.key IN ('http_calls', 'http_calls_failed')
+  WHERE f.key IN ('http_calls', 'http_calls_failed', 'http_calls_whole_log')
   GROUP BY w.deployment
 ),
 counted AS (
-  SELECT o.deployment, c.calls, c.calls_failed
+  SELECT o.deployment, c.calls, c.calls_failed, c.whole_log
   FROM outcome_count AS o
   JOIN call_count AS c ON c.deployment IS NOT DISTINCT FROM o.deployment
-  WHERE o.failed = o.seen AND o.failed = c.calls_failed AND c.calls > o.failed
+  WHERE o.failed = o.seen AND (o.failed = c.calls_failed OR c.whole_log) AND c.calls > o.failed
 ),
 joined AS (
   SELECT coalesce(o.deployment, h.deployment) AS deployment, o.* EXCLUDE (deployment),
     coalesce(h.http_errors, 0) AS http_errors, coalesce(h.server_errors, 0) AS server_errors,
-    c.calls, c.calls_failed, coalesce(c.calls, o.seen) AS n,
-    coalesce(c.calls_failed / c.calls, o.failed / o.seen) AS p
+    c.calls, c.calls_failed, c.whole_log AS calls_whole_log,
+    CASE WHEN c.whole_log IS NOT TRUE THEN coalesce(c.calls, o.seen) END AS n,
+    CASE WHEN c.whole_log IS NOT TRUE THEN coalesce(c.calls_failed / c.calls, o.failed / o.seen)
+      END AS p
   FROM outcome_count AS o
   FULL JOIN http_count AS h ON h.deployment IS NOT DISTINCT FROM o.deployment
   LEFT JOIN counted AS c ON c.deployment IS NOT DISTINCT FROM o.deployment
@@ -141,13 +146,15 @@ SELECT b.deployment,
   cost_s,
   CASE WHEN coalesce(failed + aborted, 0) > 0 THEN 'C' ELSE 'D' END AS level,
   coalesce(failed, 0)::DOUBLE AS value, 'requests' AS unit,
-  greatest(0, low) * n AS interval_low, least(1, high) * n AS interval_high,
+  CASE WHEN n > 0 THEN greatest(0, low) * n END AS interval_low,
+  CASE WHEN n > 0 THEN least(1, high) * n END AS interval_high,
   p AS share, coalesce(failed + aborted, 0) AS requests,
   coalesce(w.workers, []) AS workers,
   coalesce(culprits, []) AS culprits,
   coalesce(s.paths, []) AS sources,
   coalesce(seen, 0) AS seen, coalesce(failed, 0) AS failed, coalesce(aborted, 0) AS aborted,
   coalesce(retried, 0) AS retried, http_errors, server_errors, calls, calls_failed,
+  calls_whole_log,
   coalesce(e.errors, []) AS errors
 FROM bounded AS b
 LEFT JOIN error_list AS e ON e.deployment IS NOT DISTINCT FROM b.deployment

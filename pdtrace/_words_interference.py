@@ -182,7 +182,7 @@ def judged(rows: Sequence[Row]) -> list[str]:
     lines = [
         f"prefill interference on {row['label'] or row['worker'] or 'no worker known'}, judged by "
         f"{LEVELS[row['level']]} (level {row['level']}): {_amount(row)} of "
-        f"{seconds(row['decode_s'])} of decode time"
+        f"{seconds(row['decode_s'])} of decode time; {_why_quiet(row)}"
         for row in quiet[:SHOWN]
     ]
     if len(quiet) > SHOWN:
@@ -195,6 +195,18 @@ def judged(rows: Sequence[Row]) -> list[str]:
         who = plural(len(away), "decode worker")
         lines.append(f"prefill interference on {who}: {away[0]['notes'][0]}")
     return lines
+
+
+LEAST = 0.01  # share of decode time that the loss must surely exceed to be flagged, at every level
+
+
+def _why_quiet(row: Row) -> str:
+    """Why what was found on a worker is no finding."""
+    if (row["lost_low_s"] or 0.0) <= 0:
+        return "it may as well be nothing"
+    if (row["lost_ratio_low"] or 0.0) <= LEAST:
+        return f"sure of it is only {share(max(row['lost_ratio_low'] or 0.0, 0.0))} of that time"
+    return row["notes"][0] if row["notes"] else "too few stalls to call it how the worker runs"
 
 
 def _amount(row: Row) -> str:

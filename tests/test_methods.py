@@ -124,6 +124,21 @@ def test_several_tokens_a_request_are_speculation_where_they_are_common() -> Non
     assert only(rows)["affected_steps"] == 0
 
 
+@pytest.mark.parametrize(("count", "shown"), [(4, False), (5, True)])
+def test_a_few_steps_that_held_somebody_up_are_no_finding_and_say_so(
+    count: int, shown: bool
+) -> None:
+    """Each takes 280 ms from eight decodes; of four of them it is said that they are too few."""
+    rows = [step(seq, 20.0, 8) for seq in range(36)]
+    for n in range(count):
+        rows[9 * n if n < 4 else 20] = step(9 * n if n < 4 else 20, 300.0, 8, [4000])
+    row = only(rows)
+    assert row["affected_steps"] == count
+    assert row["flagged"] is shown
+    said = f"only {count} steps held somebody up: fewer than 5 are an anecdote" in row["note"]
+    assert said is not shown
+
+
 def test_a_host_pause_inside_a_prefill_step_is_not_its_cost() -> None:
     row = only(run(pause_at=499))
     assert row["lost_s"] == pytest.approx(4.0, rel=0.05)

@@ -155,7 +155,7 @@ def test_numbers_have_one_way_to_be_written() -> None:
 def test_prefill_interference_says_where_it_was_judged_and_where_it_cannot_be() -> None:
     quiet = {
         "worker": "instance:6f1", "label": "w1", "role": "aggregated", "level": "B", "flagged": False, "lost_s": 0.3,
-        "lost_low_s": -0.1, "lost_high_s": 0.7, "decode_s": 40.0, "notes": [],
+        "lost_low_s": -0.1, "lost_high_s": 0.7, "decode_s": 40.0, "lost_ratio_low": -0.002, "notes": [],
     }  # fmt: skip
     blind = {**quiet, "worker": "w2", "level": None, "flagged": None, "notes": ["weak baseline"]}
     away = {**blind, "worker": "w3", "role": "decode"}
@@ -166,8 +166,12 @@ def test_prefill_interference_says_where_it_was_judged_and_where_it_cannot_be() 
     assert "4 more workers" in many[-1]
     assert line == (
         "prefill interference on w1, judged by token times and prefill intervals (level B):"
-        " 0.30 s (interval -0.10 s to 0.70 s) of 40.0 s of decode time"
+        " 0.30 s (interval -0.10 s to 0.70 s) of 40.0 s of decode time; it may as well be nothing"
     )
+    little = {**quiet, "lost_low_s": 0.2, "lost_ratio_low": 0.005}
+    assert _words_interference.judged([little])[0].endswith("; sure of it is only 0.5 % of that time")  # fmt: skip
+    few = {**little, "lost_ratio_low": 0.3, "notes": ["only 4 steps held somebody up"]}
+    assert _words_interference.judged([few])[0].endswith("; only 4 steps held somebody up")
     unjudged = _words_interference.unjudged([quiet, blind, away])
     assert unjudged is not None
     assert unjudged.endswith("on 1 of 2 workers: weak baseline")

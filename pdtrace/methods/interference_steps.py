@@ -191,7 +191,8 @@ def _rank(frame: pl.DataFrame, consumer: bool) -> tuple[dict[str, Any], pl.DataF
     if cut is not None and affected.sum() < SURE_COSTS:
         # so few do not tell for sure what a prompt costs: what was called a pause may be cost
         result["lost_high_s"] += result["capped_s"]
-    result["note"] = _note(steps, cut is None, certain)
+    few = result["affected_steps"] if 0 < result["affected_steps"] < MIN_AFFECTED else 0
+    result["note"] = _note(steps, cut is None, certain, few)
     return result, lost_table
 
 
@@ -455,8 +456,13 @@ def _totals(
     }
 
 
-def _note(steps: Steps, uncapped: bool, certain: bool) -> str | None:
+def _note(steps: Steps, uncapped: bool, certain: bool, few: int) -> str | None:
     notes = []
+    if few:
+        notes.append(
+            f"only {few} {'step' if few == 1 else 'steps'} held somebody up: fewer than {MIN_AFFECTED} are"
+            " an anecdote, not yet how the worker runs"
+        )
     if steps.prefill_only.any():
         notes.append(
             "steps without decodes: counted are only requests that surely were decoding"

@@ -18,10 +18,11 @@ _LINE = re.compile(
     r"^(?P<front>.*?)(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d))\s+"
     r"(?P<level>TRACE|DEBUG|INFO|WARN|ERROR)\s+"
     r"(?:(?P<spans>[\w.-]+(?::[\w.-]+)*): (?=[A-Za-z_]\w*::))?"
-    r"(?P<target>[A-Za-z_]\w*(?:::\w+)*): ?(?P<said>.*)$",
+    r"(?P<target>[A-Za-z_]\w*(?:(?:::|\.)[\w<>]+)*): ?(?P<said>.*)$",
     re.DOTALL,
 )
 _FIELD = re.compile(r'(?:^|\s)([A-Za-z_][\w.]*)=("(?:[^"\\]|\\.)*"|\S*)')
+MARK = "_text"  # among the fields: the line was text
 _MARKS = (b"INFO", b"WARN", b"ERROR", b"DEBUG", b"TRACE")
 
 
@@ -42,6 +43,7 @@ def parse(line: bytes) -> tuple[str, dict[str, Any]] | None:
     return found["front"], {
         **values,
         **({"span_name": spans.rpartition(":")[2]} if spans else {}),
+        MARK: True,
         "time": found["time"],
         "level": found["level"],
         "target": found["target"],

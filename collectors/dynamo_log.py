@@ -31,6 +31,8 @@ from ._dynamo_records import REASON_SPAN, USED, Entry, Rows
 TITLE = "NVIDIA Dynamo"
 
 REASON_OTHER = "JSON, but no log line of Dynamo"
+REASON_WRITER = "line of another writer"
+REASON_NO_IDS = "span without ids"
 
 _TARGETS = ("dynamo", "request_span", "span_event", "aisimulate", "kvbm", "nixl")
 _VALUES = {"string": pa.string(), "int": pa.int64(), "double": pa.float64(), "bool": pa.bool_()}
@@ -68,6 +70,7 @@ def read(source: Source, out: Sink) -> None:
     """Everything that the log tells; requests it only begins are told at the end."""
     out.unit("line")
     streams: dict[str, _Stream] = {}
+    as_text = False
     for batch in _batches(source):
         skipped: dict[str, list[int]] = {}
         for offset, line in enumerate(batch.lines):
@@ -80,12 +83,13 @@ def read(source: Source, out: Sink) -> None:
                 cut = batch.cut and offset == len(batch.lines) - 1
                 skipped.setdefault(CUT_OFF if cut else _why(line), []).append(ordinal)
                 continue
+            as_text = bool(fields.pop(text.MARK, False)) or as_text
             stream = streams.setdefault(name, _Stream(source.path, name))
             reason = stream.take(ordinal, fields)
             if reason:
                 skipped.setdefault(reason, []).append(ordinal)
         for reason, ordinals in skipped.items():
-            out.skip(ordinals, reason)
+            out.skip(ordinals, REASON_WRITER if as_text and reason == NOT_JSON else reason)
         for stream in streams.values():
             stream.flush(out)
     for stream in streams.values():
@@ -164,6 +168,8 @@ class _Stream:
         time_ns = rfc3339_to_ns(str(fields["time"]))
         message = str(fields.get("message") or "")
         self._learn(fields, message, time_ns)
+        if message in ("SPAN_FIRST_ENTRY", "SPAN_CLOSED") and not fields.get("span_id"):
+            return REASON_NO_IDS  # the text log has none: its spans cannot be told apart
         if message == "SPAN_FIRST_ENTRY" and time_ns is not None:
             self.rows.spans_seen = True
             self._spans.entered(record, time_ns, fields)

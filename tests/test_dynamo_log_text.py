@@ -39,6 +39,7 @@ LINES = [
         30.05, f"{HTTP} completed {ASKED.format('b')} status=error error_type=internal error_detail=no worker answered elapsed_ms=50 "
         f"{SPAN.format('b')} input_tokens=0 output_tokens=0", "ERROR",
     ),
+    stamped(30.1, "handle_payload: request_span: SPAN_CLOSED time.duration_us=900000 request_id=r"),
     stamped(31, "mm_routing: model not supported", " WARN"),
 ]  # fmt: skip
 
@@ -84,6 +85,7 @@ def test_requests_of_the_frontend_and_of_a_worker(collect, log: Path) -> None:
         sum(found.account.reasons.values()) + 5
     )  # records of three legs, the failure, the warning
     assert found.account.read == kept == len(LINES)
+    assert found.account.reasons["line of another writer"] == 1  # the engine's
 
 
 def test_engine_lines_between_are_read_too(log: Path) -> None:
@@ -95,6 +97,7 @@ def test_engine_lines_between_are_read_too(log: Path) -> None:
     ("line", "target", "message", "span"),
     [
         (stamped(1, "dynamo_runtime::a: Binding TCP server to 10.0.0.1:0"), "dynamo_runtime::a", "Binding TCP server to 10.0.0.1:0", None),
+        (stamped(1, "main.init: VllmWorker for m is up"), "main.init", "VllmWorker for m is up", None),
         (stamped(1, "http-request:kv_router.route_request: dynamo_kv_router::s: Selected worker worker_id=17172504481790508292"), "dynamo_kv_router::s", "Selected worker", "kv_router.route_request"),
     ],
 )  # fmt: skip

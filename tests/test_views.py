@@ -342,3 +342,21 @@ def test_a_name_that_says_percent_gives_no_unit_a_share_one(con: Store) -> None:
     ])  # fmt: skip
     rows = dict(con.rows("SELECT metric, unit FROM metric_summary"))
     assert rows == {"x_kv_usage_percent": "", "x_kv_usage_perc": "1"}
+
+
+def test_seconds_are_summed_exactly_so_that_no_order_of_adding_shows(con: Store) -> None:
+    """Ten waits of 0.1 ms are 1 ms; as floating-point milliseconds they add up to 0.9999999999999999."""
+    names = [f"r{n}" for n in range(10)]
+    requests(con, *({"request": name, "start_ns": 0, "first_token_ns": MS, "end_ns": 2 * MS} for name in names))  # fmt: skip
+    for name in names:
+        phase(con, name, "prefill_queue", 0, 0.1)
+        phase(con, name, "prefill_wall", 0.1, 1)
+        phase(con, name, "decode_wall", 1, 2)
+    queued = "WHERE detail = 'prefill_queue'"
+    found = con.rows(f"SELECT total_ms, share_of_e2e, ttft_total_ms, share_of_ttft FROM phase_summary {queued}")  # fmt: skip
+    assert found == [(1.0, 0.05, 1.0, 0.1)]
+    assert con.rows(f"SELECT total_ms, share_of_ttft FROM ttft_phase_summary {queued}") == [(1.0, 0.1)]  # fmt: skip
+    shares = con.rows("SELECT total_ms, share FROM phase_shares WHERE phase = 'queue' ORDER BY share")  # fmt: skip
+    assert shares == [(1.0, 0.05), (1.0, 0.1)]
+    wait = con.rows("SELECT wait_s, e2e_ratio FROM waits(details := ['prefill_queue'])")
+    assert wait == [(0.001, 0.05)]

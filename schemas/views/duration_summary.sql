@@ -15,7 +15,7 @@
 WITH durations AS (
   SELECT
     c.deployment, c.request, i.detail,
-    CAST(sum(i.duration_ns) AS DOUBLE) / 1e6 AS duration_ms,
+    sum(i.duration_ns) AS duration_ns, CAST(sum(i.duration_ns) AS DOUBLE) / 1e6 AS duration_ms,
     max(list_position(
       ['measured', 'reported', 'placed', 'inferred', 'upper_bound'], i.basis
     )) AS weakest
@@ -32,7 +32,7 @@ SELECT
   quantile_cont(duration_ms, 0.5) AS p50_ms,
   quantile_cont(duration_ms, 0.9) AS p90_ms,
   quantile_cont(duration_ms, 0.99) AS p99_ms,
-  sum(duration_ms) AS total_ms,
+  CAST(sum(duration_ns) AS DOUBLE) / 1e6 AS total_ms,
   ['measured', 'reported', 'placed', 'inferred', 'upper_bound'][max(weakest)] AS basis,
   'C' AS level
 FROM durations

@@ -15,23 +15,23 @@
 --   basis           VARCHAR         the weakest among the pieces
 --   level           VARCHAR         evidence level
 WITH piece AS (
-  SELECT deployment, request, 'whole' AS "window", phase, duration_ms, basis
+  SELECT deployment, request, 'whole' AS "window", phase, duration_ns, basis
   FROM phase_by_request
   WHERE counted
   UNION ALL
-  SELECT deployment, request, 'first_token', phase, ttft_part_ms, basis
+  SELECT deployment, request, 'first_token', phase, ttft_part_ns, basis
   FROM phase_by_request
-  WHERE counted AND ttft_part_ms IS NOT NULL
+  WHERE counted AND ttft_part_ns IS NOT NULL
 ),
 total AS (
   SELECT deployment, "window", count(DISTINCT request) AS window_requests,
-    sum(duration_ms) AS window_ms
+    CAST(sum(duration_ns) AS DOUBLE) / 1e6 AS window_ms
   FROM piece
   GROUP BY deployment, "window"
 ),
 summed AS (
   SELECT deployment, "window", phase, count(DISTINCT request) AS requests,
-    sum(duration_ms) AS total_ms,
+    CAST(sum(duration_ns) AS DOUBLE) / 1e6 AS total_ms,
     ['measured', 'reported', 'placed', 'inferred', 'upper_bound'][max(
       CASE basis
         WHEN 'measured' THEN 1 WHEN 'reported' THEN 2 WHEN 'placed' THEN 3
@@ -39,7 +39,7 @@ summed AS (
       END
     )] AS basis
   FROM piece
-  WHERE duration_ms > 0
+  WHERE duration_ns > 0
   GROUP BY deployment, "window", phase
 )
 SELECT s.deployment, s."window", s.phase, s.requests, s.total_ms,

@@ -36,8 +36,8 @@ by_mode AS (
     deployment, mode, phase, detail,
     count(*) AS count,
     list(duration_ms) AS durations,
-    sum(duration_ms) AS total_ms,
-    sum(ttft_part_ms) AS ttft_total_ms,
+    sum(duration_ns) AS total_ns,
+    sum(ttft_part_ns) AS ttft_total_ns,
     max(
       CASE basis
         WHEN 'measured' THEN 1 WHEN 'reported' THEN 2 WHEN 'placed' THEN 3
@@ -48,7 +48,7 @@ by_mode AS (
   GROUP BY deployment, mode, phase, detail
 ),
 totals AS (
-  SELECT deployment, sum(total_ms) AS window_ms, sum(ttft_total_ms) AS ttft_ms
+  SELECT deployment, sum(total_ns) AS window_ns, sum(ttft_total_ns) AS ttft_ns
   FROM by_mode
   GROUP BY deployment
 ),
@@ -58,8 +58,8 @@ details AS (
     CAST(sum(m.count) AS BIGINT) AS count,
     CAST(sum(p.requests) AS BIGINT) AS requests,
     flatten(list(m.durations)) AS durations,
-    sum(m.total_ms) AS total_ms,
-    sum(m.ttft_total_ms) AS ttft_total_ms,
+    CAST(sum(m.total_ns) AS DOUBLE) AS total_ns,
+    CAST(sum(m.ttft_total_ns) AS DOUBLE) AS ttft_total_ns,
     ['measured', 'reported', 'placed', 'inferred', 'upper_bound'][max(m.weakest)] AS basis
   FROM by_mode m
   LEFT JOIN population p ON p.deployment IS NOT DISTINCT FROM m.deployment AND p.mode = m.mode
@@ -82,10 +82,10 @@ SELECT
   d.q[1] AS p50_ms,
   d.q[2] AS p90_ms,
   d.q[3] AS p99_ms,
-  d.total_ms,
-  d.total_ms / nullif(t.window_ms, 0) AS share_of_e2e,
-  d.ttft_total_ms,
-  d.ttft_total_ms / nullif(t.ttft_ms, 0) AS share_of_ttft,
+  d.total_ns / 1e6 AS total_ms,
+  d.total_ns / nullif(CAST(t.window_ns AS DOUBLE), 0) AS share_of_e2e,
+  d.ttft_total_ns / 1e6 AS ttft_total_ms,
+  d.ttft_total_ns / nullif(CAST(t.ttft_ns AS DOUBLE), 0) AS share_of_ttft,
   d.basis,
   'B' AS level
 FROM distributions d

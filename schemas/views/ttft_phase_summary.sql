@@ -33,7 +33,7 @@ could_occur AS (
   GROUP BY d.deployment, d.phase, d.detail
 ),
 totals AS (
-  SELECT deployment, sum(ttft_part_ms) AS ttft_ms
+  SELECT deployment, CAST(sum(ttft_part_ns) AS DOUBLE) AS ttft_ns
   FROM parts
   GROUP BY deployment
 ),
@@ -42,7 +42,7 @@ details AS (
     deployment, phase, detail,
     count(*) AS count,
     list(ttft_part_ms) AS durations,
-    sum(ttft_part_ms) AS total_ms,
+    CAST(sum(ttft_part_ns) AS DOUBLE) AS total_ns,
     ['measured', 'reported', 'placed', 'inferred', 'upper_bound'][max(
       CASE basis
         WHEN 'measured' THEN 1 WHEN 'reported' THEN 2 WHEN 'placed' THEN 3
@@ -69,8 +69,8 @@ SELECT
   d.q[1] AS p50_ms,
   d.q[2] AS p90_ms,
   d.q[3] AS p99_ms,
-  d.total_ms,
-  d.total_ms / t.ttft_ms AS share_of_ttft,
+  d.total_ns / 1e6 AS total_ms,
+  d.total_ns / t.ttft_ns AS share_of_ttft,
   d.basis,
   'B' AS level
 FROM distributions d

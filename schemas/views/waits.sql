@@ -27,12 +27,16 @@
 --   workers       VARCHAR[]     workers of at least a tenth of the seconds, the greatest first
 --   culprits      STRUCT(request VARCHAR, "value" DOUBLE)[]  the five requests that spent most there; value: seconds
 WITH wait AS (
-  SELECT deployment, request, detail, duration_ms, ttft_part_ms, placed_ms, bound_ms
+  -- whole nanoseconds add up the same in any order
+  SELECT deployment, request, detail, duration_ns, ttft_part_ns,
+    CAST(round(placed_ms * 1e6) AS BIGINT) AS placed_ns,
+    CAST(round(bound_ms * 1e6) AS BIGINT) AS bound_ns
   FROM phase_by_request
   WHERE counted AND list_contains(details, detail)
 ),
 detail_sum AS (
-  SELECT deployment, detail, sum(duration_ms) / 1e3 AS total_s, sum(bound_ms) / 1e3 AS bound_s
+  SELECT deployment, detail, CAST(sum(duration_ns) AS DOUBLE) / 1e9 AS total_s,
+    CAST(sum(bound_ns) AS DOUBLE) / 1e9 AS bound_s
   FROM wait
   GROUP BY deployment, detail
 ),
@@ -43,46 +47,47 @@ deployment_detail AS (
   GROUP BY deployment
 ),
 request_wait AS (
-  SELECT request, sum(duration_ms) AS wait_ms, sum(ttft_part_ms) AS wait_ttft_ms,
-    sum(placed_ms) AS placed_ms, sum(bound_ms) AS bound_ms,
-    sum(duration_ms) FILTER (detail = apart) AS apart_ms
+  SELECT request, sum(duration_ns) AS wait_ns, sum(ttft_part_ns) AS wait_ttft_ns,
+    sum(placed_ns) AS placed_ns, sum(bound_ns) AS bound_ns,
+    CAST(sum(duration_ns) AS DOUBLE) / 1e6 AS wait_ms,
+    CAST(sum(duration_ns) FILTER (detail = apart) AS DOUBLE) / 1e6 AS apart_ms
   FROM wait
   GROUP BY request
 ),
 counted_wait AS (
   SELECT c.deployment, c.request, c.mode, w.* EXCLUDE (request),
     CASE WHEN on_decode THEN c.decode_worker ELSE c.prefill_worker END AS worker,
-    (c.end_ns - c.start_ns) / 1e6 AS e2e_ms,
-    (c.first_token_ns - c.start_ns) / 1e6 AS ttft_ms
+    c.end_ns - c.start_ns AS e2e_ns,
+    c.first_token_ns - c.start_ns AS ttft_ns
   FROM counted_requests AS c
   SEMI JOIN deployment_detail AS d ON d.deployment IS NOT DISTINCT FROM c.deployment
   LEFT JOIN request_wait AS w ON w.request = c.request
   WHERE c.end_ns > c.start_ns
 ),
 worker_wait AS (
-  SELECT deployment, worker, sum(wait_ms) AS wait_ms,
-    sum(wait_ms) / nullif(sum(sum(wait_ms)) OVER (PARTITION BY deployment), 0) AS ratio
+  SELECT deployment, worker, sum(wait_ns) AS wait_ns,
+    sum(wait_ns) / nullif(sum(sum(wait_ns)) OVER (PARTITION BY deployment), 0) AS ratio
   FROM counted_wait
   GROUP BY deployment, worker
 ),
 leading_workers AS (
-  SELECT deployment, list(worker ORDER BY wait_ms DESC, worker) AS workers
+  SELECT deployment, list(worker ORDER BY wait_ns DESC, worker) AS workers
   FROM worker_wait
   WHERE worker IS NOT NULL AND ratio >= 0.1
   GROUP BY deployment
 ),
 deployment_wait AS (
   SELECT deployment,
-    sum(wait_ms) / 1e3 AS wait_s,
-    sum(wait_ttft_ms) / nullif(sum(ttft_ms), 0) AS ttft_ratio,
-    sum(wait_ms) / nullif(sum(e2e_ms), 0) AS e2e_ratio,
+    CAST(sum(wait_ns) AS DOUBLE) / 1e9 AS wait_s,
+    sum(wait_ttft_ns) / nullif(sum(ttft_ns), 0) AS ttft_ratio,
+    sum(wait_ns) / nullif(sum(e2e_ns), 0) AS e2e_ratio,
     count(*) FILTER (wait_ms > 0) AS requests,
     count(*) AS seen,
     coalesce(bool_or(mode = 'disaggregated'), false) AS split,
     quantile_cont(coalesce(wait_ms, 0), [0.5, 0.9, 0.99]) AS waits_ms,
     quantile_cont(coalesce(apart_ms, 0), 0.99) AS apart_p99_ms,
-    coalesce(sum(placed_ms), 0) / nullif(sum(wait_ms), 0) AS placed_ratio,
-    coalesce(sum(bound_ms), 0) / 1e3 AS bound_s,
+    coalesce(sum(placed_ns), 0) / nullif(sum(wait_ns), 0) AS placed_ratio,
+    CAST(coalesce(sum(bound_ns), 0) AS DOUBLE) / 1e9 AS bound_s,
     min_by({'request': request, 'value': wait_ms / 1e3}, (-wait_ms, request), 5)
       FILTER (wait_ms IS NOT NULL) AS culprits
   FROM counted_wait

@@ -234,7 +234,11 @@ def unknown(store: Store, deployments: Sequence[Deployment]) -> list[str]:
     """What stays unknown and the switch that would tell; what one switch adds stands in one line."""
     names = {d.id: d.name for d in deployments}
     where: dict[tuple[str, str], list[str]] = {}
+    nameless = {d.id for d in deployments if not d.requests["count"]}
     for row in items(store):
+        if row["deployment"] in nameless and row["item"] == "first_token" and row["switch"]:
+            name = f"{names[row['deployment']]}: " if len(deployments) > 1 else ""
+            where.setdefault(("single requests", row["switch"]), []).append(f"{name}none")
         missing = (
             row["applies"] is not False and row["expected"] and row["present_ratio"] is not None
         )
@@ -246,7 +250,8 @@ def unknown(store: Store, deployments: Sequence[Deployment]) -> list[str]:
     for (words, switch), parts in where.items():
         lines.setdefault(("; ".join(parts), switch), []).append(words)
     return _foreign_spans(store) + [
-        f"{', '.join(words)}: known for {parts}" + (f". To add: {switch}" if switch else "")
+        f"{', '.join(words)}: {'' if parts.endswith('none') else 'known for '}{parts}"
+        + (f". To add: {switch}" if switch else "")
         for (parts, switch), words in lines.items()
     ]
 

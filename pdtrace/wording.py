@@ -160,13 +160,11 @@ def _without_requests(deployment: Deployment) -> str:
         for kind, words in (("steps", "engine steps"), ("mean", "histograms"), ("range", "gauges"))
         if kind in kinds
     ]
+    # access lines count calls, and name none of them
+    none = "No requests in these data" if deployment.calls is None else "No single request is known"
     if not there and not deployment.findings:
-        return "No requests in these data: nothing can be said of latency."
-    held = (
-        f"No requests in these data, only {_joined(there)}"
-        if there
-        else "No requests in these data"
-    )
+        return f"{none}: nothing can be said of latency."
+    held = f"{none}, only {_joined(there)}" if there else none
     cause = _cause(deployment)
     means = (
         "means stand below, but no percentile and no cause of a slow request can be had from them"

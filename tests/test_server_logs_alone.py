@@ -30,12 +30,14 @@ QUIET = [STATS.format(10, 100, 50, 2, 0, 5.0), STATS.format(20, 300, 150, 4, 0, 
 
 
 def only(tmp_path: Path, *lines: str) -> Deployment:
-    """The one deployment that these lines tell of."""
+    """The one deployment that these lines tell of; what it lacks, and the switch for it, is said."""
     (tmp_path / "vllm.log").write_text("\n".join(lines) + "\n", "utf-8")
     said = Trace.read([tmp_path / "vllm.log"]).diagnose()
     schema = json.loads((files("pdtrace.schemas") / "diagnosis.schema.json").read_text("utf-8"))
     jsonschema.validate(json.loads(json.dumps(said.to_dict())), schema)
     (deployment,) = said.deployments
+    told = [line for line in said.unknown if line.startswith("single requests: none. To add: ")]
+    assert len(told) == (deployment.requests["count"] == 0)
     return deployment
 
 
@@ -52,7 +54,8 @@ def test_throughputs_drafts_and_an_empty_queue_stand_with_the_gauges(tmp_path: P
     assert figure(said, "prefix_cache_hit_rate") == (0.4, 0.4, "1")
     assert figure(said, "mean_acceptance_length") == (3, 3, "")
     assert figure(said, "avg_draft_acceptance_rate") == (0.5, 0.5, "1")
-    assert said.calls == {"answered": 2, "failed": 0}
+    assert said.calls == {"answered": 2, "failed": 0, "whole_log": False}
+    assert said.verdict.startswith("No single request is known, only gauges")
     assert "2 calls in the access lines, 0 with an error" in facts_line(said)
 
 
@@ -67,7 +70,7 @@ def test_refused_requests_alone_do_not_read_as_if_all_had_failed(tmp_path: Path)
 def test_calls_are_told_only_where_they_are_more_than_the_requests() -> None:
     told = [{"key": "http_calls", "value": "3"}, {"key": "http_calls_failed", "value": "1"}]
     assert calls(told, {"count": 3}) is None and calls([], {"count": 0}) is None
-    assert calls(told, {"count": 2}) == {"answered": 3, "failed": 1}
+    assert calls(told, {"count": 2}) == {"answered": 3, "failed": 1, "whole_log": False}
 
 
 STOP = "(APIServer pid=7) INFO 06-01 12:00:30 [launcher.py:100] [shutdown] API server: shutdown triggered"

@@ -50,6 +50,10 @@ class Aside:
         ((rest,),) = connection.execute(f"SELECT count(*) FROM {self.place}.{table}").fetchall()
         return int(rest) + sum(int(rows.num_rows) for rows in self._parts[table])
 
+    def most(self) -> int:
+        """The rows of the longest of them."""
+        return max((sum(r.num_rows for r in parts) for parts in self._parts.values()), default=0)
+
     def frames(self, table: str, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
         """Columns of each batch of a table; NULLs where a batch lacks one."""
         for rows in self._parts.get(table, []):

@@ -75,7 +75,8 @@ def build(store: Store) -> None:
     observers.clear()
     headlines = headline(observations, requests)
     requests = with_headline(requests, observations, headlines)
-    store.replace("requests", requests.select(_REQUEST_COLUMNS))
+    with store.alone(requests.height):
+        store.replace("requests", requests.select(_REQUEST_COLUMNS))
     store.replace("observations", observations.drop("r", "own_clock"))
     _write_roles(store, inferred, legs, requests)
     _write_modes(store, requests, headlines)

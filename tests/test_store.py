@@ -251,3 +251,22 @@ def test_steps_of_planning_for_many_rows_return_when_much_has_come(
     again = Store(path, scratch=True)  # nobody knows how much it holds
     assert again.scalar(setting) == ""
     again.close()
+
+
+@pytest.mark.parametrize("rows", [5, store_room.FEW_ROWS, store_room.ROW_GROUP])
+def test_statements_keep_to_one_thread_where_rows_fill_no_row_group(rows: int) -> None:
+    def threads(store: Store) -> int:
+        return int(store.scalar("SELECT current_setting('threads')"))
+
+    with closing(Store()) as store:
+        store.install()
+        usual = threads(store)
+        store.append("requests", pl.DataFrame({"request": [str(n) for n in range(rows)]}))
+        inside = 1 if rows == store_room.FEW_ROWS else usual
+        with store.computed_once("counted_requests"):
+            assert threads(store) == inside
+        assert threads(store) == usual
+        with pytest.raises(ZeroDivisionError), store.alone(rows):
+            assert threads(store) == inside
+            raise ZeroDivisionError
+        assert threads(store) == usual

@@ -37,6 +37,7 @@ _MESSAGE = struct.Struct("<iqIqqqq")
 _MOST_BLOCKS = 15_000  # their numbers fit into a pipe
 _BLOCK_BYTES = 8 << 20  # as read there, at least
 _MARKED_BYTES = 4096
+_LEAST_OPEN = 64  # files that this process may have open; the other process costs it some twenty
 _MOST_FILES = 1000  # of a folder that are looked at
 _IS_SPANS = re.compile(rb'\s*\{\s*"resourceSpans"\s*:')
 
@@ -56,14 +57,14 @@ class Helper:
     def __init__(self, path: str, keep_content: bool, size: int) -> None:
         self.path, self.keep_content = path, keep_content
         self._blocks = min(-(-size // _BLOCK_BYTES) + 1, _MOST_BLOCKS)
-        self._slots = [os.memfd_create(f"pdtrace-{n}") for n in range(SLOTS)]
-        self._numbers, numbers = os.pipe()
-        self._credits, self._credit = os.pipe()
-        self._results, self._result = os.pipe()
-        os.write(numbers, b"".join(map(_NUMBER.pack, range(self._blocks))))
-        os.close(numbers)
-        os.write(self._credit, b"." * SLOTS)
         self._pid = 0
+        self._slots: list[int] = []
+        self._numbers = self._credits = self._credit = self._results = self._result = -1
+        try:
+            self._open()
+        except OSError:
+            self.end()  # or what is open already is missing elsewhere
+            raise
         self.learn: Callable[[Any], None] = lambda _: (
             None
         )  # gets what the other process learned of how spans are written
@@ -73,6 +74,15 @@ class Helper:
         self._found: dict[int, tuple[int, int, Given | None]] = {}
         self._taken = 0  # results taken from their slots; in the other process: put there
         self._lock = threading.Lock()
+
+    def _open(self) -> None:
+        self._slots.extend(os.memfd_create(f"pdtrace-{n}") for n in range(SLOTS))
+        self._credits, self._credit = os.pipe()
+        self._results, self._result = os.pipe()
+        self._numbers, numbers = os.pipe()
+        os.write(numbers, b"".join(map(_NUMBER.pack, range(self._blocks))))
+        os.close(numbers)
+        os.write(self._credit, b"." * SLOTS)
 
     def start(self, serve: Callable[[Helper], None]) -> None:
         """Fork; the other process serves, then ends."""
@@ -257,6 +267,11 @@ def _helper(path: str, keep_content: bool) -> Helper | None:
     if not hasattr(os, "memfd_create") or not hasattr(os, "fork"):
         return None
     if threading.active_count() > 1 or "numpy" in sys.modules or len(os.sched_getaffinity(0)) < 2:
+        return None
+    import resource
+
+    may_open = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 <= may_open < _LEAST_OPEN:  # below 0: as many as it likes
         return None
     try:
         if not Path(path).is_file() or (size := Path(path).stat().st_size) < LEAST_BYTES:

@@ -150,3 +150,25 @@ def test_without_the_other_process_this_one_decodes(file: Path, how: str) -> Non
         assert True not in used
     else:
         assert True in used
+
+
+FEW_FILES = """
+    import os, resource, sys
+    from pdtrace.collectors import _otlp_beside as beside
+
+    beside.LEAST_BYTES, beside._LEAST_OPEN = 1, int(sys.argv[2])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (16, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    with beside.beginning([sys.argv[1]], keep_content=False, prepare=lambda: None):
+        print(beside._running, len([os.open(os.devnull, os.O_RDONLY) for _ in range(9)]))
+"""
+
+
+@pytest.mark.parametrize("least", [0, 64])
+def test_where_few_files_may_be_open_none_is_taken_away(file: Path, least: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", dedent(FEW_FILES), str(file), str(least)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("[] 9\n", "")

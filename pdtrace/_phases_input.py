@@ -14,6 +14,7 @@ import polars as pl
 
 from pdtrace import _phases_legs as of_legs
 from pdtrace._phases_legs import NAMES
+from pdtrace._phases_sums import POPULATION
 
 if TYPE_CHECKING:
     from pdtrace.store import Store
@@ -57,7 +58,9 @@ def _named(store: Store, requests: pl.DataFrame) -> Iterator[pl.DataFrame]:
 
 
 def _windows(store: Store, requests: pl.DataFrame) -> pl.DataFrame:
-    windows = requests.select("number", "request", "start_ns", "end_ns", "first_token_ns")
+    windows = requests.select(
+        "number", "request", "start_ns", "end_ns", "first_token_ns", *POPULATION
+    )
     if not store.rows(f"SELECT 1 {_REMAINDERS} LIMIT 1"):
         return windows.with_columns(negative_ns=pl.lit(None, pl.Int64))
     negative = store.sql(_NEGATIVE)

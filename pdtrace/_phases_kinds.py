@@ -33,23 +33,13 @@ def number_kinds(intervals: pl.DataFrame) -> tuple[pl.DataFrame, Ints]:
 
     One more row stands at the end: the kind of time that no interval covers.
     """
-    codes = np.zeros(intervals.height, dtype=np.int64)
-    for name in KIND:
-        names = intervals[name]
-        coded = names if names.dtype == pl.Enum else names.cast(pl.Categorical)
-        column = coded.to_physical().cast(pl.Int64) + 1
-        codes = _combined(codes, column.fill_null(0).to_numpy())
-    counts = np.bincount(codes)
-    distinct = np.flatnonzero(counts)
-    number = (np.cumsum(counts > 0) - 1)[codes]
-    sample = np.empty(len(distinct), dtype=np.int64)
-    sample[number] = np.arange(len(number))  # any row of a kind shows its names
-    kinds = intervals.select(KIND)[sample].with_columns(
-        pl.col(KIND).cast(pl.String), pl.Series("code", np.arange(len(distinct)))
+    kinds, number = numbered(intervals.select(KIND))
+    kinds = kinds.with_columns(
+        pl.col(KIND).cast(pl.String), pl.Series("code", np.arange(kinds.height))
     )
     kinds = kinds.sort(KIND, nulls_last=True)
-    place = np.empty(len(distinct), dtype=np.int64)
-    place[kinds["code"].to_numpy()] = np.arange(len(distinct))
+    place = np.empty(kinds.height, dtype=np.int64)
+    place[kinds["code"].to_numpy()] = np.arange(kinds.height)
     nobody = pl.DataFrame([_UNATTRIBUTED], schema=dict.fromkeys(KIND, pl.String))
     named = pl.concat([kinds.select(KIND), nobody])
     ranked = named.join(_RANKS, on="detail", how="left", maintain_order="left")
@@ -58,6 +48,22 @@ def number_kinds(intervals: pl.DataFrame) -> tuple[pl.DataFrame, Ints]:
     )
     rank = pl.col("rank") * (len(_BASES) + 1) + basis
     return ranked.select("phase", *KIND, rank.alias("rank")), place[number]
+
+
+def numbered(rows: pl.DataFrame) -> tuple[pl.DataFrame, Ints]:
+    """The distinct rows of columns of names or truths, and which of them each row is."""
+    codes = np.zeros(rows.height, dtype=np.int64)
+    for names in rows.iter_columns():
+        if names.dtype == pl.String:
+            names = names.cast(pl.Categorical)
+        column = names.to_physical().cast(pl.Int64) + 1
+        codes = _combined(codes, column.fill_null(0).to_numpy())
+    counts = np.bincount(codes)
+    distinct = np.flatnonzero(counts)
+    number = (np.cumsum(counts > 0) - 1)[codes]
+    sample = np.empty(len(distinct), dtype=np.int64)
+    sample[number] = np.arange(len(number))  # any row of a kind shows its names
+    return rows[sample], number
 
 
 def _combined(codes: Ints, column: Ints) -> Ints:

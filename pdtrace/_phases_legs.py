@@ -32,10 +32,20 @@ _DECODE = (
 # Of legs: their request may have been tried more than once.
 AGAIN = "(attempt > 0 OR (status = 'failed' AND observer = 'engine' AND container IS NOT TRUE))"
 
+# `counted` as in the view request_values, which joins what is not asked here.
 _REQUESTS = """
-SELECT rowid AS number, request, start_ns, end_ns, first_token_ns, prefill_worker, decode_worker,
-       coalesce(mode = 'disaggregated', false) AS split, coalesce(mode = 'unknown', false) AS of_unknown_mode
-FROM requests
+WITH known AS (
+  SELECT deployment, count(*) FILTER (outcome = 'completed') = 0 AS none_completed
+  FROM requests
+  GROUP BY deployment
+)
+SELECT r.rowid AS number, request, start_ns, end_ns, first_token_ns, prefill_worker, decode_worker,
+       coalesce(mode = 'disaggregated', false) AS split, coalesce(mode = 'unknown', false) AS of_unknown_mode,
+       r.deployment, coalesce(mode, 'unknown') AS mode,
+       coalesce(outcome = 'completed', false)
+         OR (none_completed AND coalesce(outcome, 'unknown') = 'unknown') AS counted
+FROM requests r
+JOIN known k ON k.deployment IS NOT DISTINCT FROM r.deployment
 WHERE start_ns IS NOT NULL AND end_ns IS NOT NULL
 """
 
@@ -53,7 +63,8 @@ WHERE request IS NOT NULL
 
 def requests(store: Store) -> pl.DataFrame:
     """The requests that have a window, by their number: that of their row."""
-    found = store.sql(_REQUESTS).with_columns(_categories("prefill_worker", "decode_worker"))
+    names = _categories("prefill_worker", "decode_worker", "deployment", "mode")
+    found = store.sql(_REQUESTS).with_columns(names)
     return found.sort("number")
 
 

@@ -10,9 +10,14 @@ import polars as pl
 import pyarrow as pa
 
 from pdtrace import _phases_texts as texts
-from pdtrace._phases_kinds import WEAKNESS
+from pdtrace._phases_kinds import WEAKNESS, numbered
 from pdtrace._phases_sweep import Pieces
 
+POPULATION = (
+    "deployment",
+    "mode",
+    "counted",
+)  # of each request: with whom its phases are summed up
 _UNKNOWN = pl.Series([None], dtype=pl.Int64)
 
 
@@ -44,15 +49,23 @@ def summed(cuttable: pl.DataFrame, pieces: Pieces, kinds: pl.DataFrame) -> pa.Ta
         weak = np.maximum.reduceat(weak, head)
     reached = pl.Series(sums.pop("ttft_part_ns")).zip_with(first.is_not_null(), _UNKNOWN)
     number = np.where(weak < 0, len(WEAKNESS), weak)  # the last basis stands for unknown
-    code = code[order][head]
+    code, window = code[order][head], pieces.window[order][head]
+    populations, population = numbered(cuttable.select(POPULATION))
+    of = population[window]
     return texts.table(
         {
-            "request": (cuttable["request"], pieces.window[order][head]),
+            "request": (cuttable["request"], window),
+            "deployment": (populations["deployment"].cast(pl.String), of),
+            "mode": (populations["mode"].cast(pl.String), of),
             "phase": (details["phase"], code),
             "detail": (details["detail"], code),
             "basis": (pl.Series([*WEAKNESS, None]), number),
         },
-        {**sums, "ttft_part_ns": reached},
+        {
+            **sums,
+            "ttft_part_ns": reached,
+            "counted": populations["counted"].gather(of),
+        },
     )
 
 

@@ -432,6 +432,9 @@ CREATE TABLE phases (
 -- key: request, detail
 CREATE TABLE phase_sums (
   request VARCHAR,           -- the request
+  deployment VARCHAR,        -- its deployment
+  mode VARCHAR,              -- aggregated, disaggregated or unknown
+  counted BOOLEAN,           -- it enters the latency and phase figures (view counted_requests)
   phase VARCHAR,             -- phase
   detail VARCHAR,            -- detail
   duration_ns BIGINT,        -- time spent

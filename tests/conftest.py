@@ -89,7 +89,8 @@ def kept() -> Iterator[Kept]:
 
 # What the partition sums up itself, for phases written by hand.
 PHASE_SUMS = """
-SELECT request, any_value(phase) AS phase, detail,
+SELECT request, any_value(deployment) AS deployment, any_value(mode) AS mode, any_value(counted) AS counted,
+       any_value(phase) AS phase, detail,
        CAST(sum(p.end_ns - p.start_ns) AS BIGINT) AS duration_ns,
        CAST(sum(CASE WHEN r.first_token_ns IS NOT NULL
                      THEN greatest(least(p.end_ns, r.first_token_ns) - p.start_ns, 0) END) AS BIGINT) AS ttft_part_ns,
@@ -97,7 +98,7 @@ SELECT request, any_value(phase) AS phase, detail,
          max(list_position(['measured', 'reported', 'placed', 'inferred', 'upper_bound'], basis))] AS basis,
        CAST(sum(CASE WHEN basis IN ('measured', 'reported') THEN 0 ELSE p.end_ns - p.start_ns END) AS BIGINT) AS placed_ns,
        CAST(sum(CASE WHEN basis = 'upper_bound' THEN p.end_ns - p.start_ns ELSE 0 END) AS BIGINT) AS bound_ns
-FROM phases p LEFT JOIN requests r USING (request)
+FROM phases p LEFT JOIN request_values r USING (request)
 GROUP BY request, detail
 """
 

@@ -74,7 +74,7 @@ def fill(store: Store, n: int = 20) -> None:
             ("decode", "decode_exec", first, (i + 5) * S),
         ):
             store.append("phases", [{"request": name, "phase": phase, "detail": detail, "start_ns": a, "end_ns": b, "worker": worker, "basis": "measured"}])  # fmt: skip
-            store.append("phase_sums", [{"request": name, "phase": phase, "detail": detail, "duration_ns": b - a,
+            store.append("phase_sums", [{"request": name, "deployment": "d", "mode": "aggregated", "counted": True, "phase": phase, "detail": detail, "duration_ns": b - a,
                                          "ttft_part_ns": b - a if phase == "prefill" else 0, "basis": "measured", "placed_ns": 0, "bound_ns": 0}])  # fmt: skip
 
 

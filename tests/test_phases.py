@@ -16,7 +16,8 @@ from pdtrace.model import PHASE_DETAILS
 from pdtrace.store import Store
 
 WINDOW = {"number": pl.Int64, "request": pl.String, "start_ns": pl.Int64, "end_ns": pl.Int64,
-          "first_token_ns": pl.Int64, "negative_ns": pl.Int64}  # fmt: skip
+          "first_token_ns": pl.Int64, "negative_ns": pl.Int64, "deployment": pl.String, "mode": pl.String,
+          "counted": pl.Boolean}  # fmt: skip
 INTERVAL = {"number": pl.Int64, "detail": pl.String, "start_ns": pl.Int64, "end_ns": pl.Int64,
             "worker": pl.String, "basis": pl.String, "semantics": pl.String}  # fmt: skip
 EPOCH = 1_790_000_000_000_000_000
@@ -25,7 +26,10 @@ EPOCH = 1_790_000_000_000_000_000
 def windows(*rows: tuple[int, int, int | None]) -> pl.DataFrame:
     """Windows (start, end, first token), numbered 0, 1, ... and named r0, r1, ..."""
     return pl.DataFrame(
-        [(n, f"r{n}", start, end, first, None) for n, (start, end, first) in enumerate(rows)],
+        [
+            (n, f"r{n}", start, end, first, None, "d", "aggregated", True)
+            for n, (start, end, first) in enumerate(rows)
+        ],
         schema=WINDOW,
         orient="row",
     )
@@ -184,6 +188,7 @@ def test_an_unknown_detail_is_refused_by_name() -> None:
 def test_sums_are_those_of_the_phases(phase_sums: str, spans: list[Any], mine: list[Any]) -> None:
     found = phases.cut(windows(*spans), intervals(*mine))
     store = Store()
+    store.install()
     store.append("requests", windows(*spans).select("request", "first_token_ns"))
     store.append("phases", found.phases)
     columns = ["request", "phase", "detail", "duration_ns", "ttft_part_ns", "basis", "placed_ns", "bound_ns"]  # fmt: skip
@@ -427,3 +432,16 @@ def test_intervals_kept_aside_and_those_in_the_table_are_cut_alike(store: Store)
     assert store.rows(
         "SELECT detail, count(*), min(start_ns), max(end_ns) FROM phases GROUP BY ALL ORDER BY ALL"
     ) == [("decode_exec", 1, 4, 10), ("prefill_exec", 20_000, 2, 5), ("unattributed", 40_001, 0, 10)]  # fmt: skip
+
+
+def test_sums_stand_with_the_requests_that_they_count_among(store: Store) -> None:
+    for name, deployment, mode, outcome in (
+        ("done", "d", "aggregated", "completed"), ("lost", "d", None, "failed"), ("open", "d", "unknown", None),
+        ("seen", "e", "disaggregated", "unknown"), ("left", "e", "aggregated", "aborted"), ("alone", None, None, None),
+    ):  # fmt: skip
+        request(store, request=name, deployment=deployment, mode=mode, outcome=outcome)
+    phases.partition(store)
+    columns = "request, deployment, mode, counted"
+    found = store.rows(f"SELECT {columns} FROM phase_sums ORDER BY request")
+    assert found == store.rows(f"SELECT {columns} FROM request_values ORDER BY request")
+    assert {row[0] for row in found if row[3]} == {"done", "seen", "alone"}

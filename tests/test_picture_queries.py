@@ -231,7 +231,7 @@ def test_the_waterfall_gives_the_slowest_or_the_one_asked_for(stalled: Store) ->
 def test_shares_of_phases_add_up_in_each_window(store: Store) -> None:
     store.append("requests", [{"request": "a", "deployment": "d", "mode": "aggregated", "outcome": "completed", "start_ns": 0, "first_token_ns": 40 * MS, "end_ns": 100 * MS}])  # fmt: skip
     store.append("phase_sums", [
-        {"request": "a", "phase": phase, "detail": detail, "duration_ns": whole * MS, "ttft_part_ns": first * MS, "basis": basis, "placed_ns": 0, "bound_ns": 0}
+        {"request": "a", "deployment": "d", "mode": "aggregated", "counted": True, "phase": phase, "detail": detail, "duration_ns": whole * MS, "ttft_part_ns": first * MS, "basis": basis, "placed_ns": 0, "bound_ns": 0}
         for phase, detail, whole, first, basis in (
             ("queue", "prefill_queue", 10, 10, "measured"), ("kv_wait", "kv_wait_upper_bound", 30, 30, "upper_bound"),
             ("decode", "decode_exec", 60, 0, "measured"))

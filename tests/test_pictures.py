@@ -118,10 +118,11 @@ def test_deployments_are_never_pooled(store: Store) -> None:
             "first_token_ns": (100 - decode_ms) * 1_000_000,
         }
         store.append("requests", [{"request": request, "deployment": deployment, "mode": "aggregated", "outcome": "completed", **window}])  # fmt: skip
+        population = {"deployment": deployment, "mode": "aggregated", "counted": True}
         store.append("phase_sums", [
-            {"request": request, "phase": "prefill", "detail": "prefill_exec", "duration_ns": (100 - decode_ms) * 1_000_000,
+            {"request": request, **population, "phase": "prefill", "detail": "prefill_exec", "duration_ns": (100 - decode_ms) * 1_000_000,
              "ttft_part_ns": (100 - decode_ms) * 1_000_000, "basis": "measured", "placed_ns": 0, "bound_ns": 0},
-            {"request": request, "phase": "decode", "detail": "decode_exec", "duration_ns": decode_ms * 1_000_000,
+            {"request": request, **population, "phase": "decode", "detail": "decode_exec", "duration_ns": decode_ms * 1_000_000,
              "ttft_part_ns": 0, "basis": "measured", "placed_ns": 0, "bound_ns": 0},
         ])  # fmt: skip
     (one,), (two,) = pictures.pictures(store, ["one", "two"], ["where_time_goes"])

@@ -57,7 +57,7 @@ def fill(store: Store) -> None:
         if at is not None:
             store.append("phases", [{"request": name, "phase": "prefill", "detail": "prefill_exec", "start_ns": at, "end_ns": at + S,
                                      "worker": prefill, "basis": "measured"}])  # fmt: skip
-            store.append("phase_sums", [{"request": name, "phase": "prefill", "detail": "prefill_exec", "duration_ns": S,
+            store.append("phase_sums", [{"request": name, "deployment": deployment, "mode": "unknown", "counted": ttft is not None, "phase": "prefill", "detail": "prefill_exec", "duration_ns": S,
                                          "ttft_part_ns": S, "basis": "measured", "placed_ns": 0, "bound_ns": 0}])  # fmt: skip
     for worker in ("p0", "p1", "d0", "d1", "q0"):
         for second in range(4):

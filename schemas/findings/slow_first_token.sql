@@ -62,16 +62,36 @@ WITH counted_request AS NOT MATERIALIZED (
   FROM request_marks(slo_ttft_ms := slo_ttft_ms)
   WHERE counted
 ),
+phase_total AS (
+  SELECT deployment, phase, count(*) AS n, sum(ttft_part_ns) AS ttft_part_ns,
+    sum(bound_ns) > 0.5 * sum(duration_ns) AS bounded
+  FROM phase_sums
+  WHERE counted
+  GROUP BY deployment, phase
+),
+phase_apart AS (
+  -- of those that are slow or of which that is not known, as a rule few
+  SELECT p.deployment, p.phase, count(*) AS n, bool_or(m.told) AS told,
+    coalesce(sum(p.ttft_part_ns), 0) AS ttft_part_ns,
+    coalesce(sum(p.ttft_part_ns) FILTER (m.slow_first_token), 0) AS slow_ns,
+    coalesce(sum(p.ttft_part_ns) FILTER (NOT m.slow_first_token), 0) AS other_ns
+  FROM phase_sums AS p
+  JOIN (
+    SELECT request, slow_first_token, ttft_ms IS NOT NULL AND first_token_ns IS NOT NULL AS told
+    FROM counted_request
+    WHERE slow_first_token IS NOT FALSE OR ttft_ms IS NULL OR first_token_ns IS NULL
+  ) AS m ON m.request = p.request
+  GROUP BY p.deployment, p.phase
+),
 phase_parts AS (
   -- of each phase: the part before the first token, and how much of all of it is an upper bound
-  SELECT m.deployment, p.phase,
-    bool_or(m.ttft_ms IS NOT NULL AND m.first_token_ns IS NOT NULL) AS told,
-    coalesce(sum(p.ttft_part_ns) FILTER (m.slow_first_token), 0) / 1e6 AS slow_ms,
-    coalesce(sum(p.ttft_part_ns) FILTER (NOT m.slow_first_token), 0) / 1e6 AS other_ms,
-    sum(p.bound_ns) > 0.5 * sum(p.duration_ns) AS bounded
-  FROM phase_sums AS p
-  JOIN counted_request AS m ON m.request = p.request
-  GROUP BY m.deployment, p.phase
+  SELECT t.deployment, t.phase, a.n IS NULL OR t.n > a.n OR a.told AS told,
+    coalesce(a.slow_ns, 0) / 1e6 AS slow_ms,
+    (coalesce(t.ttft_part_ns, 0) - coalesce(a.ttft_part_ns - a.other_ns, 0)) / 1e6 AS other_ms,
+    t.bounded
+  FROM phase_total AS t
+  LEFT JOIN phase_apart AS a
+    ON a.deployment IS NOT DISTINCT FROM t.deployment AND a.phase = t.phase
 ),
 deployment_latency AS (
   SELECT deployment,

@@ -1,7 +1,7 @@
 -- phase_by_request: how long each request spent in each kind of work or wait.
 --
 -- grain:   one row per (request, phase, detail) that occurs
--- needs:   phase_sums, request_values
+-- needs:   phase_sums
 -- columns:
 --   deployment    VARCHAR         deployment
 --   request       VARCHAR         the request
@@ -17,18 +17,17 @@
 --   placed_ms     DOUBLE   ms     of it neither measured nor reported
 --   bound_ms      DOUBLE   ms     of it an upper bound
 SELECT
-  r.deployment,
-  s.request,
-  r.mode,
-  r.counted,
-  s.phase,
-  s.detail,
-  s.duration_ns / 1e6 AS duration_ms,
-  s.ttft_part_ns / 1e6 AS ttft_part_ms,
-  s.duration_ns,
-  s.ttft_part_ns,
-  s.basis,
-  s.placed_ns / 1e6 AS placed_ms,
-  s.bound_ns / 1e6 AS bound_ms
-FROM phase_sums s
-JOIN request_values r ON r.request = s.request
+  deployment,
+  request,
+  mode,
+  counted,
+  phase,
+  detail,
+  duration_ns / 1e6 AS duration_ms,
+  ttft_part_ns / 1e6 AS ttft_part_ms,
+  duration_ns,
+  ttft_part_ns,
+  basis,
+  placed_ns / 1e6 AS placed_ms,
+  bound_ns / 1e6 AS bound_ms
+FROM phase_sums

@@ -22,7 +22,8 @@ WITH known AS (
     count(*) FILTER (ttft_ms IS NOT NULL AND uncached_tokens IS NOT NULL) AS ttft_pairs,
     -- the mean over a handful of gaps is not a stream's pace
     count(*) FILTER (tpot_ms IS NOT NULL AND output_tokens >= 5) AS tpot_pairs,
-    count(*) FILTER (e2e_ms IS NOT NULL AND output_tokens IS NOT NULL) AS e2e_pairs
+    count(*) FILTER (e2e_ms IS NOT NULL AND output_tokens IS NOT NULL) AS e2e_pairs,
+    3 * row_number() OVER () AS part
   FROM request_values
   WHERE counted
   GROUP BY deployment
@@ -39,27 +40,27 @@ numbered AS (
 sampled_pair AS (
   -- ranks of ten thousand requests say what those of millions would
   SELECT deployment, model, 'ttft' AS measure, ttft_ms AS value_ms,
-    ttft_ms / ttft_scale_ms AS scaled, uncached_tokens AS length
+    ttft_ms / ttft_scale_ms AS scaled, uncached_tokens AS length, part
   FROM numbered
   WHERE ttft_ms IS NOT NULL AND uncached_tokens IS NOT NULL AND ttft_pairs >= 10
     AND place % greatest(1, ttft_pairs // 10000)::UBIGINT = 0
   UNION ALL
-  SELECT deployment, model, 'tpot', tpot_ms, tpot_ms / tpot_scale_ms, output_tokens
+  SELECT deployment, model, 'tpot', tpot_ms, tpot_ms / tpot_scale_ms, output_tokens, part + 1
   FROM numbered
   WHERE tpot_ms IS NOT NULL AND output_tokens >= 5 AND tpot_pairs >= 10
     AND place % greatest(1, tpot_pairs // 10000)::UBIGINT = 0
   UNION ALL
-  SELECT deployment, model, 'e2e', e2e_ms, e2e_ms / tpot_scale_ms, output_tokens
+  SELECT deployment, model, 'e2e', e2e_ms, e2e_ms / tpot_scale_ms, output_tokens, part + 2
   FROM numbered
   WHERE e2e_ms IS NOT NULL AND output_tokens IS NOT NULL AND e2e_pairs >= 10
     AND place % greatest(1, e2e_pairs // 10000)::UBIGINT = 0
 ),
 ranked_pair AS (
-  -- equal values share the mean of their ranks, the first and the last; one text to part by is half the work of two
+  -- equal values share the mean of their ranks, the first and the last; a number to part by is half the work of a text
   SELECT *,
     (rank() OVER by_value + count(*) OVER by_value) / 2 AS value_rank,
     (rank() OVER by_length + count(*) OVER by_length) / 2 AS length_rank
-  FROM (SELECT *, concat(measure, deployment) AS part FROM sampled_pair)
+  FROM sampled_pair
   WINDOW by_value AS (PARTITION BY part ORDER BY scaled),
     by_length AS (PARTITION BY part ORDER BY length)
 ),

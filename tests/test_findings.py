@@ -540,6 +540,23 @@ def test_preemptions_from_events_and_counters(con: Store) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("metric", "finding"),
+    [("x:num_preemptions_total", "preemption"), ("x:nixl_num_kv_expired_reqs_total", "kv_alarm")],
+)
+def test_two_dumps_of_counters_without_times_tell_their_difference_in_any_order(
+    con: Store, metric: str, finding: str
+) -> None:
+    """`after.prom` is read before `before.prom`."""
+    con.append("workers", [worker("a")])
+    con.append("requests", [request(n) for n in range(20)])
+    con.append("samples", [
+        {"worker": "a", "metric": metric, "kind": "counter", "labels": "{}", "source": n, "value": value}
+        for n, value in enumerate((664.0, 4.0))
+    ])  # fmt: skip
+    assert one(con, finding)["value"] == 660
+
+
 def test_preempted_phases_give_seconds(con: Store) -> None:
     con.append("requests", [request(n) for n in range(20)])
     con.append("phases", [phase(1, "preempted", 200, 700, "decode")])

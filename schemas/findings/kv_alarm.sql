@@ -34,7 +34,10 @@ counter_step AS (
   SELECT worker, metric, labels, time_ns, value,
     value - lag(value) OVER (
       PARTITION BY worker, metric, labels ORDER BY time_ns NULLS LAST, source, record
-    ) AS increase
+    ) AS increase,
+    -- scrapes of unknown time have no order
+    count(time_ns) OVER (PARTITION BY worker, metric, labels)
+      < count(*) OVER (PARTITION BY worker, metric, labels) AS unordered
   FROM samples
   WHERE regexp_matches(
       metric, '(kv_expired(_reqs|_requests)?|num_failed_(transfers|recvs|notifications))(_total)?$'
@@ -44,7 +47,9 @@ counter_step AS (
 counter_alarm AS (
   SELECT worker, CASE WHEN contains(metric, 'expired') THEN 'kv_expired' ELSE 'kv_failure' END AS kind,
     max(time_ns) AS time_ns, NULL::VARCHAR AS request_id,
-    (CASE WHEN count(increase) = 0 THEN max(value) ELSE sum(greatest(increase, 0)) END)::BIGINT
+    (CASE WHEN count(increase) = 0 THEN max(value)
+      WHEN bool_or(unordered) THEN max(value) - min(value)
+      ELSE sum(greatest(increase, 0)) END)::BIGINT
       AS n,
     'samples' AS evidence
   FROM counter_step AS c

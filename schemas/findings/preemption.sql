@@ -37,13 +37,18 @@ counter_step AS (
   SELECT worker, metric, labels, value,
     value - lag(value) OVER (
       PARTITION BY worker, metric, labels ORDER BY time_ns NULLS LAST, source, record
-    ) AS increase
+    ) AS increase,
+    -- scrapes of unknown time have no order
+    count(time_ns) OVER (PARTITION BY worker, metric, labels)
+      < count(*) OVER (PARTITION BY worker, metric, labels) AS unordered
   FROM samples
   WHERE regexp_matches(metric, 'preemptions?(_total)?$') AND coalesce(kind, 'counter') = 'counter'
 ),
 counter_series AS (
   SELECT worker, count(increase) = 0 AS single,
-    CASE WHEN count(increase) = 0 THEN max(value) ELSE sum(greatest(increase, 0)) END AS increase
+    CASE WHEN count(increase) = 0 THEN max(value)
+      WHEN bool_or(unordered) THEN max(value) - min(value)
+      ELSE sum(greatest(increase, 0)) END AS increase
   FROM counter_step
   GROUP BY worker, metric, labels
 ),

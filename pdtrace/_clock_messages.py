@@ -55,12 +55,21 @@ outermost AS (
   QUALIFY row_number() OVER (
     PARTITION BY request ORDER BY list_position({list(OBSERVERS)}, observer) DESC, start_ns, leg) = 1
 ),
+told AS (
+  -- roles are not all known yet: a lone token is a prefill worker's
+  SELECT f.* EXCLUDE (role),
+    coalesce(f.role, w.role, CASE WHEN f.output_tokens = 1 THEN 'prefill' ELSE 'decode' END) AS role
+  FROM fine AS f
+  LEFT JOIN workers AS w ON w.worker = f.worker
+  WHERE f.observer = 'engine' AND f.status = 'completed'
+),
 half AS (
-  FROM fine
-  WHERE observer = 'engine' AND status = 'completed'
-  QUALIFY count(*) FILTER (role = 'prefill') OVER (PARTITION BY request) = 1
-    AND count(*) FILTER (role = 'decode') OVER (PARTITION BY request) = 1
-    AND count(*) OVER (PARTITION BY request) = 2
+  FROM told
+  WINDOW of_request AS (PARTITION BY request)
+  QUALIFY count(*) FILTER (role = 'prefill') OVER of_request = 1
+    AND count(*) FILTER (role = 'decode') OVER of_request = 1
+    AND count(*) OVER of_request = 2
+    AND min(worker) OVER of_request <> max(worker) OVER of_request
 )
 SELECT o.deployment, o.worker AS a, h.worker AS b, o.start_ns AS sent,
   CASE WHEN h.role = 'prefill' THEN coalesce(o.first_token_ns, o.end_ns) ELSE o.end_ns END AS back,

@@ -31,8 +31,9 @@ def server_side(legs: pl.DataFrame, label: Ints, community: Ints) -> pl.DataFram
     if seen.height == 0:
         return seen
     lengths = seen.group_by("label").agg(
-        pl.col("prompt_tokens").max(), pl.col("output_tokens").max(), pl.col("lo").min()
-    )
+        pl.col("prompt_tokens").max(), pl.col("output_tokens").max(), pl.col("lo").min(),
+        all_output=pl.col("output_tokens").sum(),  # of several streams a client counts all tokens
+    )  # fmt: skip
     named = pl.concat(
         [
             seen.filter(pl.col(c).is_not_null()).select(
@@ -136,8 +137,11 @@ def _agreement() -> list[pl.Expr]:
     """Of each pair: whether lengths on both sides are known, whether they agree, how far the clocks are apart."""
     same = pl.lit(value=True)
     known = pl.lit(value=False)
-    for mine, theirs in (("p", "prompt_tokens"), ("o", "output_tokens")):
-        same = same & ((pl.col(mine) - pl.col(theirs)).abs() <= 1).fill_null(value=True)
+    for mine, theirs, other in (
+        ("p", "prompt_tokens", "prompt_tokens"), ("o", "output_tokens", "all_output"),
+    ):  # fmt: skip
+        near = pl.any_horizontal((pl.col(mine) - pl.col(c)).abs() <= 1 for c in (theirs, other))
+        same = same & near.fill_null(value=True)
         known = known | (pl.col(mine).is_not_null() & pl.col(theirs).is_not_null())
     apart = pl.col("lo") - pl.col("clock_start_ns")
     return [known.alias("known"), (same & known).alias("agree"), apart.alias("apart")]

@@ -329,14 +329,18 @@ def _after_first() -> pl.Expr:
 def timed(seen: pl.DataFrame, requests: pl.DataFrame) -> pl.DataFrame:
     """Adds tpot: mean time per token after the first; several streams are as fast as the slowest.
 
-    Tokens are the observer's own count, else the request's.
+    Tokens are the observer's own count, else the request's. Who counts the tokens of all streams in one
+    (a client by the usage that it is told) has as many as the request.
     """
-    if seen["output_tokens"].null_count():
+    if seen["output_tokens"].null_count() or (requests["streams"] > 1).any():
         counted = requests.select("r", all_tokens="output_tokens", all_streams="streams")
         unknown = pl.col("output_tokens").is_null()
+        in_one = (pl.col("streams") == 1) & (pl.col("output_tokens") == pl.col("all_tokens"))
+        in_one = (in_one & (pl.col("all_streams") > 1)).fill_null(value=False)
         seen = seen.join(counted, on="r", how="left", maintain_order="left").with_columns(
             pl.when(unknown).then("all_tokens").otherwise("output_tokens").alias("output_tokens"),
-            pl.when(unknown).then("all_streams").otherwise("streams").alias("streams"),
+            pl.when(unknown | in_one).then("all_streams").otherwise("streams").alias("streams"),
+            pl.when(~in_one).then("tpot_ms").alias("tpot_ms"),  # its own is that of all tokens
         )
     by_durations = pl.col("e2e") - pl.col("ttft")
     spread = pl.when(~pl.col("composite")).then(pl.coalesce(_span_ms("first"), by_durations))

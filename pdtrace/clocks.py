@@ -61,7 +61,7 @@ def align(store: Store) -> None:
 def _to_align(store: Store) -> tuple[bool, bool, bool]:
     """Whether there are hops between workers; halves of P/D requests or clients; instants on other clocks."""
     asked = """SELECT bool_or(container),
-                 bool_or((role = 'prefill' OR observer = 'client' AND coalesce(clock, 'wall') = 'wall')
+                 bool_or((role = 'prefill' OR observer = 'engine' AND output_tokens = 1 OR observer = 'client' AND coalesce(clock, 'wall') = 'wall')
                    AND start_ns IS NOT NULL AND request IS NOT NULL),
                  bool_or(clock <> 'wall' AND clock_start_ns IS NOT NULL AND request IS NOT NULL) FROM legs"""
     ((hops, others, domains),) = store.rows(asked)

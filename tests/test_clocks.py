@@ -185,7 +185,7 @@ def test_arrivals_of_whole_seconds_do_not_pull_a_clock_that_others_tell(store: S
 
 
 def pairs_under_a_router(store: Store, *, p: int, d: int, late: int = 0) -> None:
-    """P/D requests of 20 (n even) or 200 ms of prefill; `p` and `d` are the clocks of P and D."""
+    """P/D requests of 20 (n even) or 200 ms of prefill; `p` and `d` are the clocks of P and D, whose roles nobody states."""
     legs: list[dict[str, Any]] = []
     for n in range(30):
         t, prefill = n * 300 * MS, (20 if n % 2 == 0 else 200) * MS
@@ -201,9 +201,9 @@ def pairs_under_a_router(store: Store, *, p: int, d: int, late: int = 0) -> None
         legs += [
             {**base, "leg": f"r{n}", "worker": "instance:r", "observer": "router",
              "start_ns": t, "first_token_ns": first + MS, "end_ns": t + 600 * MS},
-            {**base, "leg": f"p{n}", "worker": "instance:p", "observer": "engine", "role": "prefill",
+            {**base, "leg": f"p{n}", "worker": "instance:p", "observer": "engine", "output_tokens": 1,
              "start_ns": t + 2 * MS + p, "first_token_ns": made + p, "end_ns": made + p},
-            {**base, "leg": f"e{n}", "worker": "instance:e", "observer": "engine", "role": "decode",
+            {**base, "leg": f"e{n}", "worker": "instance:e", "observer": "engine", "output_tokens": 50,
              "start_ns": made + 2 * MS + d, "first_token_ns": first + d, "end_ns": t + 599 * MS + d + late},
         ]  # fmt: skip
     store.append("legs", legs)

@@ -902,6 +902,26 @@ def test_servers_that_share_out_the_rows_of_a_bench_file_are_one_deployment(flee
     assert store.count("requests") == 30 + 6
 
 
+def test_a_bench_row_counts_the_tokens_of_all_answers_to_it(fleet: Fleet) -> None:
+    """n > 1: the engine tells each stream's tokens, the client their sum."""
+    server(fleet, "a", 0, 10)
+    for leg in list(fleet.legs):
+        fleet.legs += [leg | {"leg": f"{leg['leg']}-{k}", "stream": k} for k in (1, 2)]
+    bench(fleet, 10, window=(-5, 20))
+    for leg in fleet.legs:
+        if leg["observer"] == "client":
+            leg["output_tokens"] *= 3
+            leg["tpot_ms"] = 550 / (leg["output_tokens"] - 1)
+    store = fleet.run()
+    assert (store.count("requests"), store.count("deployments")) == (10, 1)
+    paces = dict(
+        store.sql("SELECT request, tpot_ms FROM observations WHERE observer = 'client'").iter_rows()
+    )
+    assert paces["bench-3"] == pytest.approx(
+        (800 - 250) / (13 - 1)
+    )  # each stream's, not all tokens in one
+
+
 def test_a_bench_row_that_two_servers_saw_throughout_joins_neither(fleet: Fleet) -> None:
     server(fleet, "a", 0, 6)
     server(fleet, "b", 0, 6)

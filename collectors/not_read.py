@@ -24,6 +24,9 @@ _NAMED: tuple[tuple[str, str, re.Pattern[bytes]], ...] = (
         rb"^.{0,120}\b(?:Receive|Finish): obj=\w+ReqInput\(|^.{0,120}\bReq ?Time ?Stats\(rid=", re.MULTILINE)),
     ("SGLang router log", "its /metrics and its OTLP spans are read", re.compile(
         rb"\b(?:INFO|DEBUG|WARN|ERROR)\s*(?:\x1b\[[0-9;]*m)*\s*(?:sglang_router(?:_rs)?|smg|sgl_model_gateway|model_gateway)::")),
+    ("vLLM router log (Rust)", "its OTLP spans are read: --enable-trace", re.compile(rb"\bvllm_router(?:_rs)?::\w+")),
+    ("Ray Serve log", "its engines' own lines, /metrics and traces are read", re.compile(
+        rb"\((?:ProxyActor|ServeController) pid=\d|-- (?:CALL|GET|POST) \S+ (?:OK|ERROR|\d{3}) [\d.]+ms", re.MULTILINE)),
     ("SGLang bench_serving result", _METRICS, re.compile(
         rb'\A[^\n]{0,400}"backend"\s*:\s*"sglang[\w-]*"[^\n]{0,4000}"(?:total_output_tokens_retokenized|mean_ttft_ms)"')),
     ("TensorRT-LLM log", _METRICS, re.compile(rb"\[TRT-LLM\] \[[IWEDVF]\]|^\[TensorRT-LLM\]\[(?:INFO|WARNING|ERROR)\]", re.MULTILINE)),

@@ -1253,6 +1253,16 @@ def test_requests_wait_while_the_cache_has_room(con: Store) -> None:
         in said.detail
     )
     assert "not in the data" not in said.detail and "max_num_seqs" in said.suggestions[0]
+    con.append("samples", [row for n in (5, 6) for row in counted(n, 40, 60, 0.95)])
+    none(con, "waiting_with_room")  # as many waited behind a full cache: kv_pressure tells
+
+
+def test_one_request_that_waited_once_is_no_warning(con: Store) -> None:
+    con.append("workers", [worker("a", "aggregated")])
+    lines = [counted(n, 9, int(n == 2), 0.6) for n in (1, 2, 3, 4, 5)]
+    con.append("samples", [row for line in lines for row in line])
+    row = one(con, "waiting_with_room")
+    assert (row["value"], row["severity"]) == (0.2, "info")
 
 
 @pytest.mark.parametrize("role", ["aggregated", "decode"])

@@ -149,6 +149,8 @@ def test_tempos_older_spelling_is_read(collect: Collect, tmp_path: Path) -> None
 
 FOREIGN = [
     ("GenAI-Perf's or AIPerf's printed table", "          NVIDIA AIPerf | LLM Metrics          \n| Metric | avg |\n"),
+    ("vLLM router log (Rust)", "2026-01-15 02:30:17 DEBUG http_request{method=POST}: vllm_router_rs::routers::http::vllm_pd_router: src/x.rs:577: Prefill worker\n"),
+    ("Ray Serve log", "(ServeReplica:default:LLM pid=42953) INFO 2025-07-18 09:58:20,002 default_LLM x d015 -- CALL llm_config OK 2.7ms\n"),
     ("SGLang router log", "2025-11-04 10:05:37  INFO sglang_router_rs::server: src/server.rs:928: Initializing data connector: Memory\n"),
     ("llm-d inference simulator log", 'I0213 16:51:54.131927       1 helpers.go:76] "Configuration:" =<\n'),
     ("SGLang server log", "[2025-11-02 08:00:01 TP0] Prefill batch [7], #new-seq: 2, #new-token: 81, #queue-req: 5, \n"),

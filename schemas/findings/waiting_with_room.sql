@@ -17,7 +17,7 @@
 --   min_share         0.05  what is seen less often hurts nobody
 -- columns:
 --   deployment          VARCHAR    deployment
---   severity            VARCHAR    warning from a fifth of the observations on, info below
+--   severity            VARCHAR    warning from a fifth of the observations and min_observations on, info below
 --   cost_s              DOUBLE     s  NULL: how long each request waited is not known
 --   level               VARCHAR    D
 --   value               DOUBLE     share of the observations in which requests waited and the cache had room
@@ -66,7 +66,8 @@ usage AS (
 ),
 observation AS (
   SELECT w.deployment, p.*, u.usage_ratio,
-    coalesce(p.waiting > 0 AND u.usage_ratio < high_ratio, false) AS held
+    coalesce(p.waiting > 0 AND u.usage_ratio < high_ratio, false) AS held,
+    coalesce(p.waiting > 0 AND u.usage_ratio >= high_ratio, false) AS pressed
   FROM point AS p
   JOIN workers AS w ON w.worker = p.worker
   LEFT JOIN usage AS u ON u.source = p.source AND u.worker = p.worker AND u.rank = p.rank
@@ -92,7 +93,7 @@ worker_list AS (
   GROUP BY deployment
 ),
 total AS (
-  SELECT deployment, count(*) AS observations, count(*) FILTER (held) AS seen,
+  SELECT deployment, count(*) AS observations, count(*) FILTER (held) AS seen, count(*) FILTER (pressed) AS pressed,
     max(waiting) FILTER (held) AS waiting_max,
     quantile_cont(waiting, 0.5) FILTER (held) AS waiting_p50,
     min(running) FILTER (held) AS running_min, max(running) FILTER (held) AS running_max,
@@ -105,7 +106,7 @@ total AS (
   FROM limited
   GROUP BY deployment
 )
-SELECT t.deployment, CASE WHEN seen >= 0.2 * observations THEN 'warning' ELSE 'info' END AS severity,
+SELECT t.deployment, CASE WHEN seen >= 0.2 * observations AND seen >= min_observations THEN 'warning' ELSE 'info' END AS severity,
   NULL::DOUBLE AS cost_s, 'D' AS level, seen / observations AS value, '1' AS unit,
   NULL::DOUBLE AS interval_low, NULL::DOUBLE AS interval_high, seen / observations AS share,
   NULL::BIGINT AS requests, w.workers,
@@ -116,7 +117,8 @@ SELECT t.deployment, CASE WHEN seen >= 0.2 * observations THEN 'warning' ELSE 'i
 FROM total AS t
 JOIN worker_list AS w ON w.deployment = t.deployment
 LEFT JOIN deployment_sources AS s ON s.deployment = t.deployment AND s.evidence = 'samples'
-WHERE observations >= min_observations AND seen >= min_share * observations
+-- where more waited behind a full cache, that is the answer
+WHERE observations >= min_observations AND seen >= min_share * observations AND seen > pressed
   AND NOT EXISTS (
     FROM phase_sums AS p
     JOIN requests AS r ON r.request = p.request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from ._loglines import rfc3339_ns
+from ._log_wrappers import rfc3339_ns
 
 _VALUE = r"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|[Ii]nf(?:inity)?|[Nn]a[Nn])"
 SAMPLE = (

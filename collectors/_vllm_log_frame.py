@@ -6,7 +6,7 @@ import re
 
 import polars as pl
 
-from ._loglines import rfc3339_ns
+from ._log_wrappers import rfc3339_ns
 
 LEVELS = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
 _PROCESS = (

@@ -16,7 +16,7 @@ from . import _vllm_log_periodic as periodic
 from . import _vllm_log_requests as requests
 from . import _vllm_log_steps as steps
 from ._common import CUT_OFF
-from ._loglines import SPLIT_LINE
+from ._log_wrappers import SPLIT_LINE
 from ._vllm_log_frame import with_fields
 from ._vllm_log_kinds import ACCESS as ACCESS_LINE
 from ._vllm_log_kinds import between, with_kind

@@ -13,7 +13,7 @@ import polars as pl
 
 from pdtrace.model import Sink, Source
 
-from ._loglines import POD
+from ._log_wrappers import POD
 from ._vllm_log_config import is_banner, read_line
 
 ENGINE = "vLLM"

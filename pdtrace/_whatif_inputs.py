@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pdtrace.store import Store
 
 FEWEST = 30  # requests, below which nothing is replayed
+MIXED = 0.02  # share of requests on another set-up that is no set-up of its own
 COMPLETE = 0.98  # share of the arrivals whose length and instant must be known
 
 _REQUESTS = """
@@ -34,17 +35,48 @@ prefill AS (
   WHERE p.phase = 'prefill' AND p.basis != 'upper_bound'
   GROUP BY p.request
   HAVING count(DISTINCT p.worker) = 1
+),
+-- a data-parallel rank is a worker: it has a scheduler and a KV cache of its own
+ranked AS (
+  SELECT DISTINCT worker FROM request_ranks
+),
+seen AS (
+  SELECT *, coalesce(prefill_worker, decode_worker) AS entry_server
+  FROM request_values
+  WHERE deployment = $deployment
+),
+served AS (
+  SELECT v.* EXCLUDE (decode_worker),
+    CASE WHEN n.worker IS NULL THEN v.entry_server ELSE v.entry_server || '#' || a.rank END AS entry_worker,
+    CASE WHEN m.worker IS NULL THEN v.decode_worker ELSE v.decode_worker || '#' || b.rank END AS decode_worker
+  FROM seen AS v
+  LEFT JOIN ranked AS n ON n.worker = v.entry_server
+  LEFT JOIN ranked AS m ON m.worker = v.decode_worker
+  LEFT JOIN request_ranks AS a ON a.request = v.request AND a.worker = v.entry_server
+  LEFT JOIN request_ranks AS b ON b.request = v.request AND b.worker = v.decode_worker
 )
 SELECT v.request, v.start_ns, v.ttft_ms, v.tpot_ms, v.e2e_ms, v.first_token_ns, v.counted,
   v.prompt_tokens, v.cached_tokens, v.output_tokens, v.mode, v.outcome,
-  coalesce(v.prefill_worker, v.decode_worker) AS entry_worker, v.decode_worker, r.streams,
-  e.engine_ns, e.made_ns, p.worker AS prefill_worker, p.start_ns AS prefill_ns, p.end_ns AS prefilled_ns
-FROM request_values AS v
+  v.entry_server, v.entry_worker, v.decode_worker, r.streams, e.engine_ns, e.made_ns,
+  CASE WHEN p.worker = v.entry_server THEN v.entry_worker ELSE p.worker END AS prefill_worker,
+  p.start_ns AS prefill_ns, p.end_ns AS prefilled_ns
+FROM served AS v
 JOIN requests AS r ON r.request = v.request
 LEFT JOIN engine AS e ON e.request = v.request
 LEFT JOIN prefill AS p ON p.request = v.request
-WHERE v.deployment = $deployment
 ORDER BY coalesce(e.engine_ns, v.start_ns), v.request
+"""
+
+# Names under which several data-parallel ranks ran steps, where requests do not say which of them served them.
+_HIDDEN_RANKS = """
+SELECT coalesce(max(ranks), 1)
+FROM (
+  SELECT count(DISTINCT s.rank) AS ranks
+  FROM steps AS s
+  JOIN workers AS w ON w.worker = s.worker
+  WHERE w.deployment = $deployment AND s.worker NOT IN (SELECT worker FROM request_ranks)
+  GROUP BY s.worker
+)
 """
 
 # The stream that is nearest to the engine.
@@ -65,6 +97,7 @@ FROM transfers AS t
 LEFT JOIN legs AS l ON l.leg = t.leg
 LEFT JOIN request_values AS v ON v.request = l.request
 WHERE l.deployment = $deployment AND t.bytes > 0 AND coalesce(t.outcome, 'completed') = 'completed'
+  AND coalesce(t.direction, 'prefill_to_decode') = 'prefill_to_decode'
 """
 
 
@@ -85,6 +118,8 @@ class Inputs:
     entries: int  # workers that requests came to
     decoders: int  # decode workers of a split
     cached_known: float  # share of requests with cached tokens
+    cached_ratio: float  # prompt tokens that were found in a cache, of all
+    ranked: bool  # workers are data-parallel ranks
     lost: int  # failed and aborted requests, whose answers were cut short
 
 
@@ -116,13 +151,25 @@ def inputs(store: Store, deployment: str) -> Inputs | str:
         )
     if known["streams"].max() is not None and int(known["streams"].max()) > 1:  # type: ignore[arg-type]
         return "some requests have several answers (n > 1): their steps cannot be played one by one"
+    ranks = int(store.sql(_HIDDEN_RANKS, deployment=deployment).item())
+    if ranks > 1:
+        return (
+            f"{ranks} data-parallel ranks stand under one worker's name, and the requests do not say which of them served"
+            " them: who ran beside whom is not known"
+        )
+    part = float((known["mode"] == "disaggregated").mean())  # type: ignore[arg-type]
+    if MIXED < part < 1 - MIXED:
+        return (
+            f"{part:.0%} of the requests ran split into prefill and decode and the others did not: two set-ups in one"
+            " deployment cannot be played as one"
+        )
     if known["entry_worker"].null_count() > 0.02 * known.height:
         return "which worker served a request is not known"
     start = int(known["start_ns"].min())  # type: ignore[arg-type]
     streams = _streams(store, deployment, known, start)
     if isinstance(streams, str):
         return streams
-    split = bool((known["mode"] == "disaggregated").mean() > 0.5)  # type: ignore[operator]
+    split = part > 0.5
     entry, decode = _numbers(known["entry_worker"]), _numbers(known["decode_worker"])
     arrival = _seconds(known["engine_ns"].fill_null(known["start_ns"]), start)
     began = _seconds(known["start_ns"], start)
@@ -151,6 +198,8 @@ def inputs(store: Store, deployment: str) -> Inputs | str:
         entries=int(entry.max()) + 1,
         decoders=int(decode.max()) + 1 if split else 0,
         cached_known=1 - known["cached_tokens"].null_count() / known.height,
+        cached_ratio=int(known["cached_tokens"].fill_null(0).sum()) / max(int(known["prompt_tokens"].sum()), 1),
+        ranked=bool((known["entry_worker"] != known["entry_server"]).any()),
         lost=rows.height - told.height,
     )  # fmt: skip
 

@@ -129,6 +129,14 @@ def assumptions(
             lines.append(f"bandwidth from {link.transfers} recorded transfers")
         if asked.latency_ms is None and link is None:
             lines.append("no latency on top of the bandwidth (--latency-ms)")
+    entries = asked.pd[0] if asked.pd else asked.workers or found.entries
+    if found.cached_ratio >= 0.05 and entries > found.entries:
+        lines.append(
+            f"{found.cached_ratio:.0%} of the prompt tokens were found in prefix caches of {found.entries} workers: band from"
+            " those hits to none, since more caches hold less each"
+        )
+    if found.ranked:
+        lines.append("each data-parallel rank counts as a worker, those asked for too")
     ran = found.entries + found.decoders
     played = sum(asked.pd) if asked.pd else asked.workers or ran
     if played != ran:

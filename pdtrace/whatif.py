@@ -25,6 +25,7 @@ from pdtrace.store import Store
 MOST_ERROR = 0.10  # of the self-check at the median, above which nothing is answered
 Origin = Literal["prefill", "decode"]
 Fitter = Callable[[np.random.Generator | None], Fitted | str]
+CACHED = 0.05  # of the prompt tokens, from which on cache hits matter to prefill
 DRAWS = 6  # fits of stretches drawn anew
 RUNS = 6  # runs with steps that scatter as they did
 SLOWEST = (
@@ -77,6 +78,8 @@ def whatif(
     more: dict[str, Any] = {"self_check": tuple(checks), "fit": _told(fitted, found)}
     if best.why:
         return refused(best.why + words.why_it_misses(fitted, checks), **more)
+    if why := _other_caches(asked, found):
+        return refused(why, **more)
     if missing := _missing(asked, found, known):
         return refused(words.missing(missing), missing=tuple(missing), **more)
     given, waits = _answers(found, best.fitter, fitted, ran, asked, known, base, checks, limits)
@@ -178,11 +181,34 @@ def _gate(checks: list[Check], finished: bool) -> str | None:
     unknown = [f for f in FIGURES_GATED if gated.get(f) is None]
     if unknown:
         return f"{words.figure_name(unknown[0])} is not recorded: the replay cannot be checked"
+    early = [c.figure for c in checks if c.figure in FIGURES_GATED and (c.replayed or 0.0) < 0]
+    if early:
+        return (
+            "first tokens were seen before the engines are said to have made them: the stamps of two observers do not fit"
+            " together, and the replay cannot be checked"
+        )
     wrong = {f: e for f, e in gated.items() if e is not None and abs(e) > MOST_ERROR}
     if not wrong:
         return None
     parts = [f"{words.figure_name(f)} by {e:+.0%}".replace("-", "−") for f, e in wrong.items()]
     return f"replayed as it ran, it misses {' and '.join(parts)}; more than {MOST_ERROR:.0%} is not good enough to ask what if"
+
+
+def _other_caches(asked: Asked, found: Inputs) -> str | None:
+    """Why recorded cache hits do not carry over: fewer workers share other prefixes."""
+    if found.cached_ratio < CACHED or _entries(asked, found) >= found.entries:
+        return None
+    return (
+        f"{found.cached_ratio:.0%} of the prompt tokens were found in prefix caches of {found.entries} workers; what"
+        f" {_entries(asked, found)} would find is not in these data, and prefill depends on it"
+    )
+
+
+def _entries(asked: Asked, found: Inputs) -> int:
+    """The workers that compute prompts on the set-up asked for."""
+    if asked.pd:
+        return asked.pd[0]
+    return found.entries if asked.workers is None else asked.workers
 
 
 def _missing(asked: Asked, found: Inputs, known: _Known) -> list[str]:
@@ -239,10 +265,16 @@ def _answers(
         variants = [(central, c) for c in costs[1:]]
         if split:
             variants += [(p, costs[0]) for p in _links(central, asked)]
+        uncached = replace(found.load, cached=np.zeros_like(found.load.cached))
+        spread = found.cached_ratio >= CACHED and _entries(asked, found) > found.entries
         runs = [replay(found.load, costs[0], central, noise) for noise in chance]
         played = [runs[0], *(replay(found.load, cost, p) for p, cost in variants)]
         if not played[0].finished:
             return [], {}
+        if spread:  # more caches, each with less: from the recorded hits to none
+            played.append(replay(uncached, costs[0], central))
+            if not played[-1].finished:
+                return [], {}
         tables = [figures(found, p, slo) for p in played if p.finished]
         scattered = [figures(found, p, slo) for p in runs[1:] if p.finished]
         given += answers(tables, scattered, base, checks, origin)

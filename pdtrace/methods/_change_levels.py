@@ -16,6 +16,8 @@ AT_ONCE_NS, AT_ONCE_SHARE = (
     0.05,
 )  # first tokens nearer than both (the share of a median TTFT) came from one step
 
+OVERTAKEN = 0.002  # of the requests, those that may be overtaken by more: not every line is strict
+
 
 @dataclass(frozen=True)
 class Series:
@@ -82,25 +84,52 @@ def factor(before: Level, after: Level) -> float:
 
 
 def turns(start_ns: Floats, ttft_ms: Floats, line: Floats) -> Floats:
-    """What each request took once its turn came, ms: from its arrival or the first token before its own, whichever is later.
+    """What each request took once its turn came, ms: without the wait that makes first tokens depend on each other.
 
-    Lindley's recursion turned round: where a worker serves first come, first served, this is the time it served the
-    request, without the wait that makes first tokens depend on each other near saturation. First tokens of one step share it.
-    `line` numbers the workers; requests of one line are in front of each other.
+    Lindley's recursion turned round, and Kiefer and Wolfowitz's where several servers stand behind one name: where a
+    line is served first come, first served, it is the time that the request was served. `line` numbers the
+    names; how many are served at once under one, `_at_once` says.
     """
     first = start_ns + 1e6 * ttft_ms
-    order = np.lexsort((first, line))
-    begun, made, where = start_ns[order], first[order], line[order]
     together = min(AT_ONCE_NS, AT_ONCE_SHARE * 1e6 * float(np.median(ttft_ms)))
-    fresh = np.append(True, (np.diff(made) > together) | (np.diff(where) != 0))
+    found = np.empty(len(first))
+    for name in np.unique(line):
+        mine = np.flatnonzero(line == name)
+        order = mine[np.lexsort((first[mine], start_ns[mine]))]
+        servers = _at_once(first[order], together)
+        if servers == 1:
+            found[mine] = _of_one(start_ns[mine], first[mine], together)
+            continue
+        # the turn of a request came when all but so many of those before it had their first token
+        free = np.append(np.full(servers, -np.inf), np.sort(first[order])[:-servers])
+        took = first[order] - np.maximum(start_ns[order], free)
+        found[order] = np.maximum(took, 0.0)
+    return found / 1e6
+
+
+def _at_once(first: Floats, together: float) -> int:
+    """How many requests of a line are served at once; `first` tokens in the order of arrival.
+
+    With so many servers, first come, first served, a request is overtaken by no more than one fewer.
+    """
+    made = np.searchsorted(np.sort(first), first + together, side="right") - 1
+    overtaken = np.arange(len(first)) - made
+    most = int(np.quantile(overtaken, 1 - OVERTAKEN, method="higher"))
+    return 1 + min(max(most, 0), len(first) // 4)
+
+
+def _of_one(start_ns: Floats, first: Floats, together: float) -> Floats:
+    """Turns, ns, of one server: from its arrival or the first token before its own, whichever is later; a step is shared."""
+    order = np.argsort(first, kind="stable")
+    begun, made = start_ns[order], first[order]
+    fresh = np.append(True, np.diff(made) > together)
     step = np.cumsum(fresh) - 1
     heads = np.flatnonzero(fresh)
     before = np.append(-np.inf, made[np.append(heads[1:] - 1, len(made) - 1)][:-1])
-    before[np.append(True, np.diff(where[heads]) != 0)] = -np.inf
     # the earliest of a step's requests was served first
     arrived = np.minimum.reduceat(begun, heads)
     ends = np.maximum.reduceat(made, heads)
     each = (ends - np.maximum(arrived, before)) / np.bincount(step)
     found = np.empty(len(first))
-    found[order] = each[step] / 1e6
+    found[order] = each[step]
     return found

@@ -35,7 +35,7 @@ from pdtrace.methods._change_levels import (
     median,
     turns,
 )
-from pdtrace.methods.statistics import Floats
+from pdtrace.methods.statistics import Floats, ranks
 
 REQUESTS = """
 SELECT request, decode_worker AS worker, coalesce(prefill_worker, decode_worker) AS line, start_ns, prompt_tokens,
@@ -85,6 +85,8 @@ FEWEST = 60  # requests; of fewer nothing is said
 LOOKED_AT = 50_000  # requests that are looked at, every k-th of more
 BACKLOG = 10  # a slow stretch lasts this many of its waits at least, or it is one backlog
 EPISODE_PARTS = 8  # parts of a slower stretch; in half of them the line must have emptied
+SURE_Z = 2.58  # of the turns on both sides: chance makes them differ by a quarter, too
+WAITS = 1.2  # first tokens over turns in the mean, above which there was a line to wait in
 NEAR = 0.1  # of the run: changes so near each other came together
 WARM_FACTOR, WARM_FEWEST, WARM_P = 1.5, 100, 0.002
 WARM_SIZES = (1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987)
@@ -229,7 +231,15 @@ class _Beside:
         sides = self.turns.values[begin:cut], self.turns.values[cut : end + 1]
         if not len(sides[0]) or not len(sides[1]):
             return False
-        return float(np.median(sides[worse])) < FACTOR * float(np.median(sides[1 - worse]))
+        slow, fast = sides[worse], sides[1 - worse]
+        larger = float(np.median(slow)) >= FACTOR * float(np.median(fast))
+        return not larger or _rank_sum(slow, fast) < SURE_Z
+
+    def waited(self, series: Series) -> bool:
+        """Whether first tokens hold waits: then they depend on each other, whether or not that is seen."""
+        if self.turns is None:
+            return False
+        return float(series.values.mean()) > WAITS * float(self.turns.values.mean())
 
     def changed(self, at_ns: int) -> bool:
         """Whether arrivals, pace or prompts changed about then."""
@@ -240,6 +250,13 @@ class _Beside:
     def _prompts(self) -> list[int]:
         prompts = _known_values(self.requests, self.start, "prompt_tokens", "prompts")
         return [row["at_ns"] for row in _levels(prompts)] if prompts else []
+
+
+def _rank_sum(one: Floats, other: Floats) -> float:
+    """How surely values of the one are larger: z of the rank-sum test (Mann & Whitney 1947)."""
+    n, m = len(one), len(other)
+    above = ranks(np.concatenate([one, other]))[:n].sum() - n * (n + 1) / 2
+    return float((above - n * m / 2) / np.sqrt(n * m * (n + m + 1) / 12))
 
 
 def _series(requests: pl.DataFrame, start: Any) -> list[Series]:
@@ -400,7 +417,9 @@ def _one_episode(
     Only of first tokens that depend on each other. Emptied: as fast as the better side is in the median.
     """
     independent = max(_segments.PER_BLOCK, len(series.values) / _segments.BLOCKS)
-    if series.metric != "ttft" or beside is None or per_block <= 1.05 * independent:
+    if series.metric != "ttft" or beside is None:
+        return False
+    if per_block <= 1.05 * independent and not beside.waited(series):
         return False
     worse = 0 if levels[0].value > levels[1].value else 1
     fast = series.values[edges[worse] : edges[worse + 1]] <= levels[1 - worse].value

@@ -43,6 +43,7 @@ ORDER BY ALL
 """
 # A request of P and D under one outer record: neither works before it begins, P is done when its first
 # token is seen, D when it ends. Wider than hops, so only what lies clear of its own width counts.
+# A record that ends with the headers, or looks at no token, says nothing of D's end: its stream lasts less than D's.
 _HALVES = f"""
 WITH fine AS (
   FROM legs
@@ -72,7 +73,8 @@ half AS (
     AND min(worker) OVER of_request <> max(worker) OVER of_request
 )
 SELECT o.deployment, o.worker AS a, h.worker AS b, o.start_ns AS sent,
-  CASE WHEN h.role = 'prefill' THEN coalesce(o.first_token_ns, o.end_ns) ELSE o.end_ns END AS back,
+  CASE WHEN h.role = 'prefill' THEN coalesce(o.first_token_ns, o.end_ns)
+    WHEN 2 * (o.end_ns - o.first_token_ns) >= coalesce(h.last_token_ns, h.end_ns) - h.first_token_ns THEN o.end_ns END AS back,
   h.start_ns AS received,
   CASE WHEN h.role = 'prefill' THEN coalesce(h.first_token_ns, h.end_ns)
     ELSE coalesce(h.last_token_ns, h.end_ns) END AS answered,
@@ -85,7 +87,8 @@ WHERE o.worker <> h.worker AND coalesce(wa.host <> wb.host, true)
 ORDER BY ALL
 """
 # A client's own record and the outermost one of a server, of the same request. The client's clock is the one
-# that moves: as if the server had sent the end and got back the start.
+# that moves: as if the server had sent the end and got back the start. Servers may end their record after the client
+# has the answer (gateways that log first): the first token counts where it allows more, `ends_alone` where none is known.
 _CLIENTS = f"""
 WITH fine AS (
   FROM legs
@@ -103,8 +106,11 @@ server AS (
   QUALIFY count(*) OVER (PARTITION BY request, observer) = 1
     AND row_number() OVER (PARTITION BY request ORDER BY list_position({list(OBSERVERS)}, observer)) = 1
 )
-SELECT c.deployment, s.worker AS a, c.worker AS b, s.end_ns AS sent, s.start_ns AS back,
-  c.end_ns AS received, c.start_ns AS answered,
+SELECT c.deployment, s.worker AS a, c.worker AS b,
+  CASE WHEN c.first_token_ns - s.first_token_ns > c.end_ns - s.end_ns THEN s.first_token_ns ELSE s.end_ns END AS sent,
+  s.start_ns AS back,
+  CASE WHEN c.first_token_ns - s.first_token_ns > c.end_ns - s.end_ns THEN c.first_token_ns ELSE c.end_ns END AS received,
+  c.start_ns AS answered, (c.first_token_ns - s.first_token_ns) IS NULL AS ends_alone,
   coalesce(greatest(s.resolution_ns, c.resolution_ns), 1) AS resolution
 FROM client AS c
 JOIN server AS s ON s.request = c.request

@@ -15,6 +15,9 @@ from pdtrace.store import Store
 
 LOW_QUANTILE = 0.05  # of (arrival - client's start): the request that was least delayed
 CLEAR_NS = 200_000  # a bound this far from zero is skew, nearer may be rounding
+TIGHT = (
+    10  # late ends beside late starts look like an offset: so much closer both must agree to be one
+)
 LATE_NS = 2_000_000  # so long after its answer a server may stamp its end
 _SCHEMA = {
     "deployment": pl.String, "domain": pl.String, "reference": pl.String, "offset_ns": pl.Int64,
@@ -192,7 +195,8 @@ def _between(
             continue
         deployment, a, b = (None if k is None else str(k) for k in key)
         bounds, moving = hop_bounds(part)
-        if wide and not _clear(moving):
+        alone = "ends_alone" in part.columns and bool(part["ends_alone"].any())
+        if wide and not _clear(moving, TIGHT if alone else 1):
             continue
         name: dict[str, object] = {"deployment": deployment, "domain": b, "reference": a}
         found.append({**name, **bounds, "pairs": part.height})
@@ -201,12 +205,12 @@ def _between(
     return found, windows
 
 
-def _clear(found: Offsets | None) -> bool:
-    """Whether an offset lies farther from none than its bounds lie from each other."""
+def _clear(found: Offsets | None, times: int) -> bool:
+    """Whether an offset lies farther from none than its bounds lie from each other, or so many times as far."""
     if found is None:
         return False
     near = np.maximum(found.low, -found.high)
-    return bool((near > found.high - found.low)[found.feasible].all())
+    return bool((near > times * (found.high - found.low))[found.feasible].all())
 
 
 def hop_bounds(hops: pl.DataFrame) -> tuple[dict[str, object], Offsets | None]:

@@ -272,6 +272,64 @@ def test_each_client_is_moved_to_the_servers_clock_if_it_is_surely_off(
         assert abs(start[leg] - at) <= 1
 
 
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(("queue", "late"), [(100 * MS, 60 * MS), (3_000 * MS, 2_500 * MS)])
+def test_a_gateway_that_ends_its_record_late_moves_no_client(
+    store: Store, first: bool, queue: int, late: int
+) -> None:
+    """It begins its record `queue` after the client's request, and ends it `late` after the answer; the clocks agree."""
+    legs: list[dict[str, Any]] = []
+    for n in range(40):
+        t, wait = n * 100 * MS, queue + n % 7 * MS
+        base = {
+            "deployment": "d",
+            "request": f"q{n}",
+            "clock": "wall",
+            "resolution_ns": 1,
+            "status": "completed",
+        }
+        legs += [
+            {**base, "leg": f"c{n}", "worker": "instance:c", "observer": "client", "start_ns": t,
+             "first_token_ns": t + wait + 33 * MS if first else None, "end_ns": t + wait + 900 * MS},
+            {**base, "leg": f"g{n}", "worker": "instance:g", "observer": "frontend", "start_ns": t + wait,
+             "first_token_ns": t + wait + 32 * MS if first else None, "end_ns": t + wait + 900 * MS + late},
+        ]  # fmt: skip
+    store.append("legs", legs)
+    store.append("workers", [{"worker": f"instance:{w}"} for w in "cg"])
+    clocks.align(store)
+    assert store.count("clocks") == 0
+    assert store.scalar("SELECT start_ns FROM legs WHERE leg = 'c0'") == 0
+
+
+@pytest.mark.parametrize("first", [4 * MS, None])
+def test_a_router_that_ends_its_record_with_the_headers_tells_nothing_of_decode_workers(
+    store: Store, first: int | None
+) -> None:
+    """Prompts of 1.5 s, answers of 1 s: D's end behind the record's would look like a clock that is ahead."""
+    legs: list[dict[str, Any]] = []
+    for n in range(40):
+        t, made = n * 5_000 * MS, n * 5_000 * MS + 1_500 * MS
+        base = {
+            "deployment": "d",
+            "request": f"q{n}",
+            "clock": "wall",
+            "resolution_ns": 1,
+            "status": "completed",
+        }
+        legs += [
+            {**base, "leg": f"r{n}", "worker": "instance:r", "observer": "router", "start_ns": t,
+             "first_token_ns": None if first is None else made + first, "end_ns": made + 5 * MS},
+            {**base, "leg": f"p{n}", "worker": "instance:p", "observer": "engine", "role": "prefill",
+             "start_ns": t + MS, "first_token_ns": made, "end_ns": made},
+            {**base, "leg": f"e{n}", "worker": "instance:e", "observer": "engine", "role": "decode",
+             "start_ns": made + 2 * MS, "first_token_ns": made + 4 * MS, "end_ns": made + 1_000 * MS},
+        ]  # fmt: skip
+    store.append("legs", legs)
+    store.append("workers", [{"worker": f"instance:{w}"} for w in "rpe"])
+    clocks.align(store)
+    assert store.count("clocks") == 0
+
+
 def skewed_fleet(store: Store, theta: int) -> None:
     legs: list[dict[str, Any]] = []
     rows = hops(theta, count=20)

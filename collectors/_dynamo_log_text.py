@@ -23,6 +23,9 @@ _LINE = re.compile(
 )
 _FIELD = re.compile(r'(?:^|\s)([A-Za-z_][\w.]*)=("(?:[^"\\]|\\.)*"|\S*)')
 MARK = "_text"  # among the fields: the line was text
+_OTHERS = re.compile(r"[\"'=]|\b(?:TRACE|DEBUG|INFO|WARN|WARNING|ERROR)\b")
+_LABELS = re.compile(r"\{[^{}]*\}")  # of a log store
+_MOST_WORDS = 8  # in front of a line: `Jul 24 02:09:00 host unit[7]: `, a pod, a stamp of its own
 _MARKS = (b"INFO", b"WARN", b"ERROR", b"DEBUG", b"TRACE")
 
 
@@ -31,7 +34,7 @@ def parse(line: bytes) -> tuple[str, dict[str, Any]] | None:
     if b": " not in line or not any(mark in line for mark in _MARKS):
         return None
     found = _LINE.match(_ANSI.sub(b"", line).decode("utf-8", "replace").rstrip())
-    if found is None:
+    if found is None or not _is_carrier(found["front"]):
         return None
     said = found["said"]
     values: dict[str, Any] = {}
@@ -49,6 +52,12 @@ def parse(line: bytes) -> tuple[str, dict[str, Any]] | None:
         "target": found["target"],
         "message": said[:first].strip(),
     }
+
+
+def _is_carrier(front: str) -> bool:
+    """Whether this may be what carries a line; else another writer's line quotes one, a prompt for example."""
+    front = _LABELS.sub("", front)
+    return len(front.split()) <= _MOST_WORDS and not _OTHERS.search(front)
 
 
 def _plain(value: str) -> str:

@@ -113,6 +113,26 @@ def test_other_lines_are_none_of_it(line: str) -> None:
     assert parse(line.encode()) is None
 
 
+@pytest.mark.parametrize(
+    ("front", "carried"),
+    [
+        ("worker-1  | ", True),
+        ("[pod/info-0/main] 2026-07-24T02:20:21.1Z stdout F ", True),
+        ("Jul 24 02:20:20 host dynamo.service[7]: ", True),
+        ('2026-07-24T02:20:21Z {app="dynamo", pod="d-0"} ', True),
+        ("INFO 07-24 02:20:20 [logger.py:42] Received request cmpl-x: prompt: 'say ", False),
+        ("(EngineCore_0 pid=7) INFO 07-24 02:20:20 [core.py:1] say ", False),
+        ("what would you say of a log that has this in it: ", False),
+    ],
+)
+def test_a_line_that_another_writer_quotes_is_no_line(front: str, carried: bool) -> None:
+    """A prompt that a vLLM log shows would be a request else."""
+    told = parse(
+        (front + stamped(20, f"{HTTP} completed {ASKED.format('a')} status=error")).encode()
+    )
+    assert (told is not None) == carried
+
+
 def test_other_rust_programs_are_left_alone(tmp_path: Path) -> None:
     text = (
         "2025-11-04T10:05:37Z  INFO sglang_router_rs::server: src/server.rs:830: Starting router\n"

@@ -54,6 +54,7 @@ _COUNTS = (
     s.KV_BYTES,
     s.ROUTER_OVERLAP_TOKENS,
     s.ROUTER_CANDIDATES,
+    s.PREEMPTIONS,
 )
 
 CLAIMS = Claims(
@@ -98,9 +99,22 @@ def interpret(spans: pl.DataFrame, facts: pl.DataFrame, out: Sink) -> None:
         ("decisions", _decisions(phases)),
         ("steps", steps(mine)),
         ("step_members", members(mine)),
+        ("events", _preemptions(requests)),
     ):
         if frame.height:
             out.add(table, frame)
+
+
+def _preemptions(requests: pl.DataFrame) -> pl.DataFrame:
+    """How often each request was put off; when is not known."""
+    return requests.filter(pl.col(s.PREEMPTIONS) > 0).select(
+        "source",
+        "worker",
+        pl.lit("preemption").alias("kind"),
+        pl.lit("warning").alias("severity"),
+        pl.coalesce(s.ENGINE_REQUEST_ID, s.REQUEST_ID).alias("request_id"),
+        pl.col(s.PREEMPTIONS).alias("count"),
+    )
 
 
 def _observer() -> pl.Expr:

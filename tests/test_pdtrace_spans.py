@@ -119,3 +119,19 @@ def test_many_ids_of_one_run_are_no_content() -> None:
     assert redact(ids, s.STEP_MEMBER_IDS).value == ids
     assert redact(ids, "unknown.list").withheld == 1
     assert redact(["x" * 5000], s.STEP_MEMBER_IDS).withheld == 1
+
+
+def test_a_request_says_how_often_it_was_put_off() -> None:
+    request = {"name": s.SPAN_REQUEST, "kind": "server", "start_ns": 0, "end_ns": 9, "worker": "d"}
+    spans = frame(
+        pdtrace_spans.CLAIMS,
+        [
+            {**request, "span_id": "a", s.REQUEST_ID: "a", s.PREEMPTIONS: 3},
+            {**request, "span_id": "b", s.REQUEST_ID: "b", s.PREEMPTIONS: 0},
+        ],
+    )
+    out = Rows()
+    pdtrace_spans.interpret(spans, pl.DataFrame(), out)  # type: ignore[arg-type]
+    assert out["events"].select("worker", "kind", "request_id", "count").rows() == [
+        ("d", "preemption", "a", 3)
+    ]

@@ -22,29 +22,24 @@ def call(fleet: Fleet, n: int, at: float, path: str, **row: Any) -> None:
     )
 
 
-def test_one_trace_a_file_is_one_deployment(fleet: Fleet) -> None:
-    for n in range(20):
-        call(fleet, n, 0.1 * n, f"run/trace-{n:02}{'abcdef'[n % 6]}.json")
-    assert len(set(deployments_of(fleet.run()).values())) == 1
-
-
-def test_a_file_with_two_traces_goes_with_nine_of_one(fleet: Fleet) -> None:
-    for n in range(11):
-        call(fleet, n, 0.1 * n, f"run/{'abcdefghij'[min(n, 9)]}.json")
-    assert len(set(deployments_of(fleet.run()).values())) == 1
-
-
-def test_files_of_many_traces_in_one_folder_stay_apart(fleet: Fleet) -> None:
-    """Two dumps beside each other: nothing says that their servers are one."""
-    for n in range(8):
-        call(fleet, n, 0.1 * n, f"run/{'ab'[n % 2]}.json")
-    assert len(set(deployments_of(fleet.run()).values())) == 2
-
-
-def test_folders_of_one_trace_a_file_stay_apart(fleet: Fleet) -> None:
-    for n in range(8):
-        call(fleet, n, 0.1 * n, f"{'ab'[n % 2]}/trace-{'abcdefgh'[n]}.json")
-    assert len(set(deployments_of(fleet.run()).values())) == 2
+@pytest.mark.parametrize(
+    ("paths", "deployments"),
+    [
+        pytest.param([f"run/trace-{name}.json" for name in "abcdefgh"], 1, id="one trace a file"),
+        pytest.param(
+            [f"run/{name}.json" for name in "abcdefghijj"], 1, id="one file of ten has two"
+        ),
+        # Two dumps beside each other: nothing says that their servers are one.
+        pytest.param([f"run/{name}.json" for name in "abababab"], 2, id="many traces a file"),
+        pytest.param([f"{place}/{n}.json" for place in "ab" for n in "stuv"], 2, id="two folders"),
+    ],
+)
+def test_files_of_one_trace_each_in_one_folder_are_one_recording(
+    fleet: Fleet, paths: list[str], deployments: int
+) -> None:
+    for n, path in enumerate(paths):
+        call(fleet, n, 0.1 * n, path)
+    assert len(set(deployments_of(fleet.run()).values())) == deployments
 
 
 def test_a_quiet_server_is_one_deployment(fleet: Fleet) -> None:

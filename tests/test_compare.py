@@ -329,11 +329,11 @@ def test_two_bench_results(shared: Path) -> None:
 
 def in_transfer(store: Store, ms: float, basis: str) -> Store:
     """The run with this much KV transfer, and as much prefill, on each request."""
-    requests = [r for (r,) in store.rows("SELECT request FROM requests")]
+    requests = store.rows("SELECT request, deployment, mode, counted FROM request_values")
     store.append("phase_sums", [
-        {"request": r, "phase": phase, "detail": detail, "duration_ns": int(ms * 1e6), "ttft_part_ns": int(ms * 1e6),
+        {"request": r, "deployment": deployment, "mode": mode, "counted": counted, "phase": phase, "detail": detail, "duration_ns": int(ms * 1e6), "ttft_part_ns": int(ms * 1e6),
          "basis": told, "placed_ns": 0, "bound_ns": int(ms * 1e6) if told == "upper_bound" else 0}
-        for r in requests for phase, detail, told in (("kv_transfer", "kv_transfer", basis), ("prefill", "prefill_exec", "measured"))
+        for r, deployment, mode, counted in requests for phase, detail, told in (("kv_transfer", "kv_transfer", basis), ("prefill", "prefill_exec", "measured"))
     ])  # fmt: skip
     return store
 

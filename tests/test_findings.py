@@ -1211,6 +1211,33 @@ def test_token_counters_that_stand_still_are_a_stall_and_idleness_is_none(con: S
     assert (row["value"], row["stretches"], row["severity"]) == (60, 1, "warning")
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"prompt_tokens_total": 0.0},
+        {"avg_prompt_throughput_toks_per_s": 0.0},
+        {"generation_tokens_total": 0.0},
+        {"avg_prompt_throughput_toks_per_s": 0.0, "generation_tokens_total": 100.0},
+        {"prompt_tokens_total": 0.0, "avg_generation_throughput_toks_per_s": 20.0},
+    ],
+)
+def test_where_tokens_may_move_unseen_or_do_move_nothing_stalls(
+    con: Store, told: dict[str, float]
+) -> None:
+    """A file of chosen metrics: long answers move no counter of prompts. `told`: by how much each grows a minute."""
+    con.append("workers", [worker("a", "aggregated")])
+    rows = []
+    for minute in range(6):
+        common = {"worker": "a", "time_ns": minute * MINUTE, "labels": "{}", "kind": "gauge"}
+        rows.append(common | {"metric": "x:num_requests_running", "value": 3})
+        for name, by in told.items():
+            rows.append(
+                common | {"metric": f"x:{name}", "value": by * (minute if "total" in name else 1)}
+            )
+    con.append("samples", rows)
+    none(con, "engine_stall")
+
+
 def counted(
     n: int, running: float, waiting: float, usage: float, **other: float
 ) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 -- engine_stall: an engine had requests running and counted no token for a while.
 --
 -- Read from what engines say periodically: throughputs of prompt and answer that are both 0, or
--- token counters that stand still, while requests run. Consecutive observations make a stretch;
+-- token counters that stand still, while requests run. Where only one of prompt and answer is told, nothing is said:
+-- the other may well move. Consecutive observations make a stretch;
 -- stretches of min_s and more count. So do the seconds in which an engine says itself that a worker took
 -- no work (events of kind stall), where requests ran by the observation before: at the start that is
 -- ordinary. Where an engine has both, the longer of the two is told. A hung engine looks so; a compilation, a paused process or one
@@ -36,7 +37,8 @@ WITH told AS (
   SELECT source, worker, labels, time_ns, interval_ns, value,
     regexp_matches(metric, '(^|[:_])num_requests_running$') AS is_running,
     regexp_matches(metric, 'avg_(prompt|generation)_throughput_toks_per_s$') AS is_rate,
-    regexp_matches(metric, '[:_](prompt|generation)_tokens_total$') AS is_counter
+    regexp_matches(metric, '[:_](prompt|generation)_tokens_total$') AS is_counter,
+    regexp_matches(metric, 'prompt_(throughput|tokens)') AS is_prompt
   FROM samples
   WHERE time_ns IS NOT NULL AND worker IS NOT NULL
     AND regexp_matches(
@@ -47,22 +49,31 @@ WITH told AS (
 point AS (
   -- one line or one scrape
   SELECT worker, labels, time_ns, max(value) FILTER (is_running) AS running,
-    max(value) FILTER (is_rate) AS rate, sum(value) FILTER (is_counter) AS tokens,
+    max(value) FILTER (is_rate AND is_prompt) AS prompt_rate,
+    max(value) FILTER (is_rate AND NOT is_prompt) AS answer_rate,
+    sum(value) FILTER (is_counter AND is_prompt) AS prompt_tokens,
+    sum(value) FILTER (is_counter AND NOT is_prompt) AS answer_tokens,
     max(interval_ns) FILTER (is_rate) AS interval_ns
   FROM told
   GROUP BY worker, labels, time_ns
 ),
 step AS (
   SELECT *, time_ns - lag(time_ns) OVER series AS since_ns,
-    tokens - lag(tokens) OVER series AS made, lag(running) OVER series AS ran_before
+    prompt_tokens - lag(prompt_tokens) OVER series AS prompt_made,
+    answer_tokens - lag(answer_tokens) OVER series AS answer_made, lag(running) OVER series AS ran_before
   FROM point
   WHERE running IS NOT NULL
   WINDOW series AS (PARTITION BY worker, labels ORDER BY time_ns)
 ),
 judged AS (
   SELECT *, coalesce(interval_ns, since_ns, 0) AS width_ns,
-    coalesce(running > 0 AND CASE WHEN rate IS NOT NULL THEN rate = 0
-      ELSE made = 0 AND ran_before > 0 END, false) AS silent
+    -- both are told, in one way at least, and all that is told is 0
+    coalesce(
+      running > 0 AND (ran_before > 0 OR prompt_rate + answer_rate IS NOT NULL)
+      AND coalesce(prompt_rate, prompt_made) = 0 AND coalesce(prompt_made, 0) = 0
+      AND coalesce(answer_rate, answer_made) = 0 AND coalesce(answer_made, 0) = 0,
+      false
+    ) AS silent
   FROM step
 ),
 island AS (

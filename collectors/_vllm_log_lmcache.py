@@ -113,6 +113,7 @@ def found(parsed: pl.DataFrame) -> pl.DataFrame:
         (pl.col("hit") == pl.col("total")) & pl.col("engine").is_null() & (pl.col("load") >= 0)
     )
     cached = pl.when("skipped").then(engine).otherwise(engine + load - recomputed.cast(pl.Int64))
+    cached = pl.when(cached <= pl.col("total")).then(cached)  # more than the prompt is none
     short = (
         parsed.filter((pl.col("way") == "Retrieved") & (pl.col("tokens") < pl.col("required")))
         .select("leg", short=pl.lit(value=True))

@@ -131,10 +131,11 @@ def log(folder: Path, *lines: str) -> Trace:
         (512, "LMCache hit tokens: 512, need to load: 511", 511),
         (512, "Inference Engine computed tokens: 16, LMCache hit tokens: 32, but need to load: 16 < min_retrieve 64, skip retrieve but record for save skip", 16),
         (512, "Inference Engine computed tokens: 0, LMCache hit tokens: 0, need to load: 0", 0),
+        (10, "LMCache hit tokens: 80, need to load: -70", None),  # no prompt holds so much
     ],
 )  # fmt: skip
 def test_a_lookup_says_what_of_the_prompt_need_not_be_computed(
-    total: int, rest: str, cached: int, tmp_path: Path
+    total: int, rest: str, cached: int | None, tmp_path: Path
 ) -> None:
     with log(tmp_path, asked(0, "cmpl-7-0", total, rest)) as trace:
         assert trace.sql(

@@ -54,8 +54,9 @@ class Given:
 class Helper:
     """The other process, as this one sees it."""
 
-    def __init__(self, path: str, keep_content: bool, size: int) -> None:
+    def __init__(self, path: str, keep_content: bool, seen: os.stat_result) -> None:
         self.path, self.keep_content = path, keep_content
+        self._seen, size = seen, seen.st_size
         self._blocks = min(-(-size // _BLOCK_BYTES) + 1, _MOST_BLOCKS)
         self._pid = 0
         self._slots: list[int] = []
@@ -92,6 +93,15 @@ class Helper:
         self._close("_credits", "_result")
 
     # ---- in this process ----
+
+    def is_current(self) -> bool:
+        """Whether the file is the one that the other process opened, no more than longer; not written anew since."""
+        try:
+            now, seen = Path(self.path).stat(), self._seen
+        except OSError:
+            return False
+        same = (now.st_dev, now.st_ino) == (seen.st_dev, seen.st_ino)
+        return same and (now.st_mtime_ns == seen.st_mtime_ns or now.st_size > seen.st_size)
 
     def has_begun(self, number: int) -> bool:
         """Whether the other process decodes this block, has done so or will; otherwise it is this one's now. Ask in their order."""
@@ -247,7 +257,7 @@ def helped(source: Source) -> Iterator[Helper | None]:
         return
     _running.remove(mine[0])
     try:
-        yield mine[0]
+        yield mine[0] if mine[0].is_current() else None
     finally:
         mine[0].end()
 
@@ -274,12 +284,12 @@ def _helper(path: str, keep_content: bool) -> Helper | None:
     if 0 <= may_open < _LEAST_OPEN:  # below 0: as many as it likes
         return None
     try:
-        if not Path(path).is_file() or (size := Path(path).stat().st_size) < LEAST_BYTES:
+        if not Path(path).is_file() or (seen := Path(path).stat()).st_size < LEAST_BYTES:
             return None
         with Path(path).open("rb") as stream:
             if not _IS_SPANS.match(stream.read(64)):
                 return None
-        return Helper(path, keep_content, size)
+        return Helper(path, keep_content, seen)
     except (OSError, ValueError):
         return None
 

@@ -16,8 +16,11 @@ STEADY_NS = 1_500_000_000  # log lines tell seconds: so far apart two offsets of
 STEADY_ROWS = (
     20  # rows, and times that long a run, whose arrivals can only be the same by being the same run
 )
-# A bench tool's id is prefix + row index; vLLM puts cmpl- before and -0 behind.
+# A bench tool's id is prefix + row index; vLLM puts cmpl- before and -0 behind. Behind an id as it was sent,
+# -0 may also be the first row's own: then both readings stand until the other rows tell.
 _INDEXED = r"^(?:cmpl-|chatcmpl-)?(.*?)(\d{1,9})(?:-0)?$"
+_AS_SENT = r"^(.*-)(0)$"
+_WRAPPED = r"^(?:cmpl-|chatcmpl-)"
 
 
 def server_side(legs: pl.DataFrame, label: Ints, community: Ints) -> pl.DataFrame:
@@ -58,15 +61,7 @@ def bench_rows(legs: pl.DataFrame, servers: pl.DataFrame, windows: pl.DataFrame)
     )
     if rows.height == 0 or servers.height == 0:
         return no_edges()
-    parts = pl.col("id").str.extract_groups(_INDEXED)
-    indexed = (
-        servers.with_columns(
-            parts.struct.field("1").alias("prefix"), parts.struct.field("2").alias("index")
-        )
-        .with_columns(pl.col("index").cast(pl.Int64))
-        .filter(pl.col("index").is_not_null())
-        .unique(["label", "prefix", "index"], keep="first", maintain_order=True)
-    )
+    indexed = _indexed(servers)
     found = []
     for (source, worker), file in rows.group_by(["source", "worker"], maintain_order=True):
         mine = windows.filter(pl.col("worker") == worker)
@@ -76,6 +71,22 @@ def bench_rows(legs: pl.DataFrame, servers: pl.DataFrame, windows: pl.DataFrame)
         found.append(_one_bench(file, indexed, span))
         del source
     return pl.concat(found) if found else no_edges()
+
+
+def _indexed(servers: pl.DataFrame) -> pl.DataFrame:
+    """Candidates with the prefix and row index that their ids may be made of; two rows where both readings may be."""
+    sent = servers.filter(pl.col("id").str.contains(_WRAPPED).not_())
+    readings = []
+    for rows, pattern in ((servers, _INDEXED), (sent, _AS_SENT)):
+        parts = pl.col("id").str.extract_groups(pattern).struct
+        readings.append(
+            rows.with_columns(
+                parts.field("1").alias("prefix"), parts.field("2").cast(pl.Int64).alias("index")
+            ).filter(pl.col("index").is_not_null())
+        )
+    return pl.concat(readings).unique(
+        ["label", "prefix", "index"], keep="first", maintain_order=True
+    )
 
 
 def _one_bench(
@@ -170,7 +181,12 @@ def _fitting(runs: pl.DataFrame, family: list[str]) -> pl.DataFrame:
         & (pl.col("lasts") >= STEADY_ROWS * STEADY_NS)
     )
     enough = pl.col("found") >= COVER * pl.col("rows")
-    return judged.filter(enough & (lengths | arrivals)).select(family)
+    fitting = judged.filter(enough & (lengths | arrivals)).select(family)
+    # Two readings of the same ids (a file of one row) are one family.
+    members = runs.join(fitting, on=family).sort("row", "label").group_by(family)
+    return members.agg("row", "label").sort(family).unique(
+        ["row", "label"], keep="first", maintain_order=True
+    ).select(family)  # fmt: skip
 
 
 def _one_server_a_row(runs: pl.DataFrame) -> pl.DataFrame:

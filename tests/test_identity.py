@@ -953,6 +953,21 @@ def test_bench_rows_join_log_lines_without_lengths_by_their_arrivals(
         assert only(store, "deployments")["headline_observer"] == "client"
 
 
+@pytest.mark.parametrize("rows", [1, 10])
+def test_the_first_row_of_a_bench_joins_where_its_prefix_ends_in_digits(
+    fleet: Fleet, rows: int
+) -> None:
+    """`bench-20bb4b98-0` as it was sent is row 0, not row 98 with vLLM's -0 behind."""
+    for n in range(rows):
+        fleet.leg(
+            f"s{n}", "engine", "instance:agg", n + 0.01, n + 0.7, first=n + 0.2, path="t.json",
+            request_id=f"bench-20bb4b98-{n}", prompt_tokens=100 + n, output_tokens=10 + n,
+        )  # fmt: skip
+    bench(fleet, rows, window=(-5, 20))
+    store = fleet.run()
+    assert (store.count("requests"), store.count("deployments")) == (rows, 1)
+
+
 def test_bench_rows_with_other_lengths_join_nothing(fleet: Fleet) -> None:
     server(fleet, "agg", 0, 10)
     bench(fleet, 10, window=(-5, 20))

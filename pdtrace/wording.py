@@ -199,7 +199,8 @@ def _first_tokens(deployment: Deployment) -> str:
             f"Whole requests took {spread(whole)} as the {whole['observer']} saw them; "
             "first tokens are not in these data."
         )
-    counted = deployment.requests["completed"] or deployment.requests["unknown"]
+    # Whose outcome nobody tells may have been answered too.
+    counted = deployment.requests["completed"] + deployment.requests["unknown"]
     part = (
         f" on {row['count']:,} of {plural(counted, 'request')}"
         if row["count"] < 0.9 * counted

@@ -10,6 +10,7 @@ import pytest
 from pdtrace import _words_interference, coverage, wording
 from pdtrace._words_latency import slow_first_token, slow_stream
 from pdtrace._words_table import dependence
+from pdtrace.diagnose import Deployment
 from pdtrace.library import queries
 from pdtrace.numbers import count, duration, plural, quantity, seconds, share
 
@@ -207,3 +208,20 @@ def test_a_phase_that_is_an_upper_bound_is_told_as_one(bounded: Any, said: bool)
 
     words = _words_latency._so_far({"bounded_phases": bounded}, "kv_wait")
     assert ("upper bound" in words) is said
+
+
+@pytest.mark.parametrize(
+    ("completed", "unknown", "said"),
+    [(20, 0, "saw it: p50"), (20, 280, "saw it on 20 of 300 requests: p50"), (0, 22, "saw it: p50")],
+)  # fmt: skip
+def test_the_verdict_says_of_how_many_requests_it_speaks(
+    completed: int, unknown: int, said: str
+) -> None:
+    """Requests whose outcome nobody tells (a log's, beside a few spans) may have been answered too."""
+    requests = {"count": completed + unknown, "completed": completed, "failed": 0, "aborted": 0, "unknown": unknown}  # fmt: skip
+    latency = {"metric": "ttft_ms", "observer": "engine", "headline": True, "count": 20, "p50": 30.0, "p90": 90.0, "p99": 99.0, "max": 99.0}  # fmt: skip
+    found = Deployment(
+        id="d", name="d", mode="aggregated", window=(None, None), workers=(), verdict="",
+        requests=requests, latency=(latency,), phases=(), findings=(),
+    )  # fmt: skip
+    assert said in wording.verdict(found, {})

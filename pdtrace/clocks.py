@@ -147,7 +147,12 @@ def domain_offset(
         )
     residual = offsets - base
     p50, p95 = (int(np.quantile(residual, q)) for q in (0.5, 0.95))
-    half = (high - low) // 2 + 1 if bounded else max(p50, -int(residual.min()))
+    half = max(p50, -int(residual.min()))
+    if coarse:
+        # Arrivals lie up to one step below, however late they are. The earliest of n is short of a whole step by
+        # at most 3 / n of it (95 %), more where some are late.
+        short = max(0, int(offsets.max()) - high) + 3 * coarse // offsets.size
+        half = (high - low) // 2 + 1 + short if bounded else max(half, high - base)
     return {
         "deployment": deployment,
         "domain": domain,

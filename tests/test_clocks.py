@@ -165,6 +165,21 @@ def test_domain_offset_is_the_least_delayed_request() -> None:
     assert row["residual_p50_ns"] == 45 * MS
 
 
+@pytest.mark.parametrize("late", [0.0, 0.05, 0.3, 0.6, 2.0])
+def test_an_offset_by_arrivals_of_whole_seconds_holds_the_truth(late: float) -> None:
+    """Requests reach the server up to `late` seconds after their start, as behind a client's own queue."""
+    inside = 0
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        start = random.uniform(0, 120, 200)
+        arrival = np.floor(1000.37 + start + random.uniform(0, 1, 200) * late)
+        row = clocks.domain_offset(
+            "perf:x", "d", ((arrival - start) * 1e9).astype(np.int64), coarse=10**9
+        )
+        inside += row["lower_ns"] <= -1_000_370_000_000 <= row["upper_ns"]  # type: ignore[operator]
+    assert inside >= 19
+
+
 def test_arrivals_of_whole_seconds_do_not_pull_a_clock_that_others_tell(store: Store) -> None:
     legs: list[dict[str, Any]] = []
     for n in range(40):

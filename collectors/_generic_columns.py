@@ -40,11 +40,11 @@ FINISH_REASONS = (semconv.RESPONSE_FINISH_REASONS, "gen_ai.completion.0.finish_r
 # Seconds from the start of the span to its first token or chunk.
 TTFT_SECONDS = (semconv.LATENCY_TTFT, "gen_ai.response.time_to_first_chunk", "gen_ai.server.time_to_first_token",
                 "gen_ai.response.time_to_first_token", "llm.time_to_first_token")  # fmt: skip
-LATENCIES = (
-    "gen_ai.latency.time_in_queue", semconv.LATENCY_TTFT, semconv.LATENCY_E2E, "gen_ai.latency.time_in_model_prefill",
-    "gen_ai.latency.time_in_model_decode", "gen_ai.latency.time_in_model_inference",
-    "gen_ai.latency.kv_cache_transfer_time", "gen_ai.response.time_to_first_chunk",
+ENGINE_LATENCIES = (
+    semconv.LATENCY_QUEUE, semconv.LATENCY_TTFT, semconv.LATENCY_E2E, semconv.LATENCY_PREFILL, semconv.LATENCY_DECODE,
+    "gen_ai.latency.time_in_model_inference", "gen_ai.latency.kv_cache_transfer_time",
 )  # fmt: skip
+LATENCIES = (*ENGINE_LATENCIES, "gen_ai.response.time_to_first_chunk")
 KV_BYTES = (semconv.KV_BYTES, "llm.kv.bytes", "kv.bytes", "kv_transfer.bytes", "transfer.bytes")
 KV_BACKENDS = (semconv.KV_BACKEND, "llm.kv.backend", "kv.backend", "kv_transfer.backend")
 INFERENCE_OPERATIONS = (
@@ -97,10 +97,12 @@ def first_of(keys: tuple[str, ...]) -> pl.Expr:
 def is_inference() -> pl.Expr:
     """Whether a span says that it is a call of a model, in any of the conventions' words."""
     kinds = [pl.col(key) for key in (semconv.OPERATION_NAME, OPENINFERENCE_KIND, OPENLLMETRY_TYPE)]
-    # before gen_ai.operation.name (LiteLLM to this day): a model, what it was asked and what it answered
+    # before gen_ai.operation.name (LiteLLM to this day): a model, what it was asked and what it answered.
+    # Engines say that of their own halves of a request (SGLang, TensorRT-LLM), with times that only they know.
     spoke = [first_of(keys).is_not_null() for keys in (MODELS, PROMPT_TOKENS, OUTPUT_TOKENS)]
+    within = first_of(ENGINE_LATENCIES).is_not_null()
     return pl.any_horizontal(
-        pl.all_horizontal(*[kind.is_null() for kind in kinds], *spoke),
+        pl.all_horizontal(*[kind.is_null() for kind in kinds], *spoke, within.not_()),
         pl.col(semconv.OPERATION_NAME).is_in(INFERENCE_OPERATIONS),
         pl.col(OPENINFERENCE_KIND).str.to_uppercase() == "LLM",
         pl.col(OPENLLMETRY_TYPE).is_in(INFERENCE_OPERATIONS),

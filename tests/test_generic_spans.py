@@ -110,7 +110,7 @@ def test_a_genai_client_call_is_the_clients_view() -> None:
 
 
 def test_a_model_with_tokens_of_both_kinds_is_a_call_without_an_operation() -> None:
-    """As LiteLLM writes it; an agent's span sums its calls, and says what it is."""
+    """As LiteLLM writes it; an agent's span sums its calls, and says what it is; an engine's knows its own times."""
     call = {
         "span_id": "c",
         "name": "litellm_request",
@@ -128,6 +128,7 @@ def test_a_model_with_tokens_of_both_kinds_is_a_call_without_an_operation() -> N
     for other in (
         {semconv.OPERATION_NAME: "invoke_agent"},
         {"gen_ai.usage.completion_tokens": None},
+        {semconv.LATENCY_PREFILL: 0.01},
     ):
         assert "legs" not in interpreted([call | other])
 

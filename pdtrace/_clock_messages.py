@@ -12,8 +12,23 @@ from pdtrace._clock_windows import LEAST_PAIRS
 from pdtrace.model import OBSERVERS
 from pdtrace.store import Store
 
+# Legs of requests whose instants are finer than the offsets that are looked for.
+_FINE = """fine AS (
+  FROM legs
+  WHERE request IS NOT NULL AND container IS NOT TRUE AND start_ns IS NOT NULL AND end_ns IS NOT NULL
+    AND coalesce(clock, 'wall') = 'wall' AND coalesce(resolution_ns, 1) <= 1000000
+)"""
+
+
+def _between(a: str, b: str) -> str:
+    """SQL that joins the workers of two legs and keeps pairs that are not known to share a host (and so its clock)."""
+    return f"""LEFT JOIN workers AS wa ON wa.worker = {a}.worker
+LEFT JOIN workers AS wb ON wb.worker = {b}.worker
+WHERE {a}.worker <> {b}.worker AND coalesce(wa.host <> wb.host, true)"""
+
+
 # Where no engine leg names the hop that asked for it, the one hop of a request encloses its one engine leg.
-_ENCLOSED = """
+_ENCLOSED = f"""
 WITH hop AS (
   SELECT request, any_value(deployment) AS deployment, any_value(worker) AS worker,
     any_value(start_ns) AS start_ns, any_value(end_ns) AS end_ns, any_value(resolution_ns) AS resolution_ns
@@ -35,21 +50,14 @@ SELECT p.deployment, p.worker AS a, c.worker AS b, p.start_ns AS sent, p.end_ns 
   coalesce(greatest(p.resolution_ns, c.resolution_ns), 1) AS resolution
 FROM hop AS p
 JOIN engine AS c ON c.request = p.request
-LEFT JOIN workers AS wa ON wa.worker = p.worker
-LEFT JOIN workers AS wb ON wb.worker = c.worker
-WHERE p.worker <> c.worker AND coalesce(p.resolution_ns, 1) <= 1000000
-  AND coalesce(wa.host <> wb.host, true)
+{_between("p", "c")} AND coalesce(p.resolution_ns, 1) <= 1000000
 ORDER BY ALL
 """
 # A request of P and D under one outer record: neither works before it begins, P is done when its first
 # token is seen, D when it ends. Wider than hops, so only what lies clear of its own width counts.
 # A record that ends with the headers, or looks at no token, says nothing of D's end: its stream lasts less than D's.
 _HALVES = f"""
-WITH fine AS (
-  FROM legs
-  WHERE request IS NOT NULL AND container IS NOT TRUE AND start_ns IS NOT NULL AND end_ns IS NOT NULL
-    AND coalesce(clock, 'wall') = 'wall' AND coalesce(resolution_ns, 1) <= 1000000
-),
+WITH {_FINE},
 outermost AS (
   FROM fine
   WHERE observer <> 'engine' AND status = 'completed'
@@ -81,28 +89,22 @@ SELECT o.deployment, o.worker AS a, h.worker AS b, o.start_ns AS sent,
   coalesce(greatest(o.resolution_ns, h.resolution_ns), 1) AS resolution
 FROM outermost AS o
 JOIN half AS h ON h.request = o.request
-LEFT JOIN workers AS wa ON wa.worker = o.worker
-LEFT JOIN workers AS wb ON wb.worker = h.worker
-WHERE o.worker <> h.worker AND coalesce(wa.host <> wb.host, true)
+{_between("o", "h")}
 ORDER BY ALL
 """
 # A client's own record and the outermost one of a server, of the same request. The client's clock is the one
 # that moves: as if the server had sent the end and got back the start. Servers may end their record after the client
 # has the answer (gateways that log first): the first token counts where it allows more, `ends_alone` where none is known.
 _CLIENTS = f"""
-WITH fine AS (
-  FROM legs
-  WHERE request IS NOT NULL AND container IS NOT TRUE AND start_ns IS NOT NULL AND end_ns IS NOT NULL
-    AND coalesce(clock, 'wall') = 'wall' AND coalesce(resolution_ns, 1) <= 1000000 AND status = 'completed'
-),
+WITH {_FINE},
 client AS (
   FROM fine
-  WHERE observer = 'client'
+  WHERE observer = 'client' AND status = 'completed'
   QUALIFY count(*) OVER (PARTITION BY request) = 1
 ),
 server AS (
   FROM fine
-  WHERE observer <> 'client'
+  WHERE observer <> 'client' AND status = 'completed'
   QUALIFY count(*) OVER (PARTITION BY request, observer) = 1
     AND row_number() OVER (PARTITION BY request ORDER BY list_position({list(OBSERVERS)}, observer)) = 1
 )
@@ -114,9 +116,7 @@ SELECT c.deployment, s.worker AS a, c.worker AS b,
   coalesce(greatest(s.resolution_ns, c.resolution_ns), 1) AS resolution
 FROM client AS c
 JOIN server AS s ON s.request = c.request
-LEFT JOIN workers AS wa ON wa.worker = s.worker
-LEFT JOIN workers AS wb ON wb.worker = c.worker
-WHERE s.worker <> c.worker AND coalesce(wa.host <> wb.host, true)
+{_between("s", "c")}
 ORDER BY ALL
 """
 

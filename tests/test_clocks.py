@@ -41,6 +41,13 @@ def hops(
     )
 
 
+def completed(n: int) -> dict[str, Any]:
+    """What all legs of a completed request on wall clocks have in common."""
+    return {
+        "deployment": "d", "request": f"q{n}", "clock": "wall", "resolution_ns": 1, "status": "completed",
+    }  # fmt: skip
+
+
 def test_no_offset_is_not_shifted() -> None:
     found, _ = clocks.hop_bounds(hops(0))
     assert abs(found["offset_ns"]) < 0.1 * MS  # type: ignore[arg-type]
@@ -204,13 +211,7 @@ def pairs_under_a_router(store: Store, *, p: int, d: int, late: int = 0) -> None
     legs: list[dict[str, Any]] = []
     for n in range(30):
         t, prefill = n * 300 * MS, (20 if n % 2 == 0 else 200) * MS
-        base = {
-            "deployment": "d",
-            "request": f"q{n}",
-            "clock": "wall",
-            "resolution_ns": 1,
-            "status": "completed",
-        }
+        base = completed(n)
         made = t + 2 * MS + prefill
         first = made + 8 * MS
         legs += [
@@ -256,13 +257,7 @@ def test_each_client_is_moved_to_the_servers_clock_if_it_is_surely_off(
     legs: list[dict[str, Any]] = []
     for n in range(40):
         t, own = n * 100 * MS, theta if n % 2 else 0
-        base = {
-            "deployment": "d",
-            "request": f"q{n}",
-            "clock": "wall",
-            "resolution_ns": 1,
-            "status": "completed",
-        }
+        base = completed(n)
         legs += [
             {**base, "leg": f"c{n}", "worker": f"instance:c{n % 2}", "observer": "client",
              "start_ns": t + own, "first_token_ns": t + 33 * MS + own, "end_ns": t + 90 * MS + own},
@@ -296,13 +291,7 @@ def test_a_gateway_that_ends_its_record_late_moves_no_client(
     legs: list[dict[str, Any]] = []
     for n in range(40):
         t, wait = n * 100 * MS, queue + n % 7 * MS
-        base = {
-            "deployment": "d",
-            "request": f"q{n}",
-            "clock": "wall",
-            "resolution_ns": 1,
-            "status": "completed",
-        }
+        base = completed(n)
         legs += [
             {**base, "leg": f"c{n}", "worker": "instance:c", "observer": "client", "start_ns": t,
              "first_token_ns": t + wait + 33 * MS if first else None, "end_ns": t + wait + 900 * MS},
@@ -324,13 +313,7 @@ def test_a_router_that_ends_its_record_with_the_headers_tells_nothing_of_decode_
     legs: list[dict[str, Any]] = []
     for n in range(40):
         t, made = n * 5_000 * MS, n * 5_000 * MS + 1_500 * MS
-        base = {
-            "deployment": "d",
-            "request": f"q{n}",
-            "clock": "wall",
-            "resolution_ns": 1,
-            "status": "completed",
-        }
+        base = completed(n)
         legs += [
             {**base, "leg": f"r{n}", "worker": "instance:r", "observer": "router", "start_ns": t,
              "first_token_ns": None if first is None else made + first, "end_ns": made + 5 * MS},

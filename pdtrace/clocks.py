@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -50,9 +51,9 @@ def align(store: Store) -> None:
     """Fill clocks; give instants to legs on other clocks; shift workers that are clearly off."""
     known = store.short("FROM clocks")
     before = known.filter(pl.col("method") == SHIFTED)
-    hops, others, domains = _to_align(store)
-    found = _hosts(store, recorded=hops) if hops or others else []
-    found += _domains(store) if domains else []
+    has = _to_align(store)
+    found = _hosts(store, has) if has.hops or has.halves or has.clients else []
+    found += _domains(store) if has.domains else []
     if not found and known.is_empty():
         return
     rows = pl.DataFrame(found, schema=_SCHEMA)
@@ -61,14 +62,26 @@ def align(store: Store) -> None:
     store.replace("clocks", pl.concat([rows, before.select(rows.columns)]))
 
 
-def _to_align(store: Store) -> tuple[bool, bool, bool]:
-    """Whether there are hops between workers; halves of P/D requests or clients; instants on other clocks."""
-    asked = """SELECT bool_or(container),
-                 bool_or((role = 'prefill' OR observer = 'engine' AND output_tokens = 1 OR observer = 'client' AND coalesce(clock, 'wall') = 'wall')
-                   AND start_ns IS NOT NULL AND request IS NOT NULL),
-                 bool_or(clock <> 'wall' AND clock_start_ns IS NOT NULL AND request IS NOT NULL) FROM legs"""
-    ((hops, others, domains),) = store.rows(asked)
-    return bool(hops), bool(others), bool(domains)
+class _ToAlign(NamedTuple):
+    """What legs there are to align by: scans that end here spare joins that find nothing."""
+
+    hops: bool  # from worker to worker, on record
+    halves: bool  # of P/D requests below another observer's record
+    clients: bool  # on the wall clock, beside a server
+    domains: bool  # instants on other clocks
+
+
+def _to_align(store: Store) -> _ToAlign:
+    asked = """WITH mine AS (
+                 SELECT *, start_ns IS NOT NULL AND request IS NOT NULL AND coalesce(clock, 'wall') = 'wall' AS placed FROM legs)
+               SELECT bool_or(container),
+                 bool_or(placed AND observer <> 'engine')
+                   AND bool_or(placed AND observer = 'engine' AND (
+                     output_tokens = 1 OR role = 'prefill' OR worker IN (SELECT worker FROM workers WHERE role = 'prefill'))),
+                 bool_or(placed AND observer = 'client') AND bool_or(placed AND observer <> 'client'),
+                 bool_or(clock <> 'wall' AND clock_start_ns IS NOT NULL AND request IS NOT NULL) FROM mine"""
+    (found,) = store.rows(asked)
+    return _ToAlign(*map(bool, found))
 
 
 def _domains(store: Store) -> list[dict[str, object]]:
@@ -168,16 +181,16 @@ def domain_offset(
     }
 
 
-def _hosts(store: Store, *, recorded: bool) -> list[dict[str, object]]:
+def _hosts(store: Store, has: _ToAlign) -> list[dict[str, object]]:
     """Bounds on the clock offset between workers that exchange requests, and between them and clients."""
-    hops = messages.recorded(store) if recorded else pl.DataFrame()
+    none = pl.DataFrame()
+    hops = messages.recorded(store) if has.hops else none
     paired = hops.height < LEAST_PAIRS
+    if paired:
+        hops = messages.halves(store) if has.halves else none
     found: list[dict[str, object]] = []
     windows = [store.sql("FROM clock_windows")]
-    for part, wide in (
-        (messages.halves(store) if paired else hops, paired),
-        (messages.clients(store), True),
-    ):
+    for part, wide in ((hops, paired), (messages.clients(store) if has.clients else none, True)):
         rows, moving = _between(part, wide=wide)
         found += rows
         windows += moving

@@ -25,8 +25,9 @@ from pdtrace import goodput, library, slo
 from pdtrace._aside import Aside
 from pdtrace._conditions import Conditions
 from pdtrace._selection_filter import Band, Filter, State, left_of, of_deployment
+from pdtrace._tables import FEW_BYTES
 from pdtrace.errors import PdtraceError
-from pdtrace.store import FEW_BYTES, Asked, Store
+from pdtrace.store import Asked, Store
 
 __all__ = ["Band", "Filter", "Selection", "Selections", "State", "Stop", "Superseded"]
 

@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from pdtrace import store as store_room
+from pdtrace import _batches, _tables
 from pdtrace._aside import LEAST_ROWS, Aside
 from pdtrace.errors import SchemaMismatch, UnknownQuery, UnreadableInput
 from pdtrace.store import Store
@@ -199,7 +199,7 @@ def test_a_statement_settles_what_it_changes_not_what_it_reads(store: Store) -> 
 def test_blocks_that_are_written_leave_memory_while_a_file_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pdtrace.store.LET_GO_ROWS", 10**9)
+    monkeypatch.setattr(_tables, "LET_GO_ROWS", 10**9)
     values = np.random.default_rng(1).random(130_000)
     rows = pl.DataFrame({"record": np.arange(130_000), "value": values})
     held = "SELECT sum(memory_usage_bytes) FROM duckdb_memory() WHERE tag = 'BASE_TABLE'"
@@ -209,7 +209,7 @@ def test_blocks_that_are_written_leave_memory_while_a_file_is_loaded(
             for _ in range(5):  # DuckDB writes five row groups at a time
                 store.append("samples", rows)
             before = store.scalar(held)
-            monkeypatch.setattr("pdtrace.store.LET_GO_ROWS", 1)
+            monkeypatch.setattr(_tables, "LET_GO_ROWS", 1)
             store.append("samples", rows)
             assert store.scalar(held) < before
             assert store.scalar("SELECT current_setting('memory_limit')") == limit
@@ -218,12 +218,12 @@ def test_blocks_that_are_written_leave_memory_while_a_file_is_loaded(
 
 
 def test_plain_arrow_types_are_named_as_duckdb_names_them() -> None:
-    plain = [*store_room._OF_ARROW, pa.list_(pa.string()), pa.large_list(pa.list_(pa.int32()))]
+    plain = [*_batches._OF_ARROW, pa.list_(pa.string()), pa.large_list(pa.list_(pa.int32()))]
     empty = pa.table({f"c{n}": pa.array([], kind) for n, kind in enumerate(plain)})
     with duckdb.connect() as connection:
         told = connection.execute("DESCRIBE SELECT * FROM empty").fetchall()
-    assert [store_room._duckdb_type(field.type) for field in empty.schema] == [r[1] for r in told]
-    assert store_room._duckdb_type(pa.list_(pa.timestamp("ns"))) is None
+    assert [_batches.duckdb_type(field.type) for field in empty.schema] == [r[1] for r in told]
+    assert _batches.duckdb_type(pa.list_(pa.timestamp("ns"))) is None
 
 
 def test_short_answers_are_those_of_sql_in_every_type() -> None:
@@ -238,7 +238,7 @@ def test_short_answers_are_those_of_sql_in_every_type() -> None:
 def test_steps_of_planning_for_many_rows_return_when_much_has_come(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(store_room, "FEW_BYTES", 2_000)
+    monkeypatch.setattr(_tables, "FEW_BYTES", 2_000)
     setting = "SELECT current_setting('disabled_optimizers')"
     store = Store()
     store.append("facts", [{"key": "a", "value": "b"}])
@@ -253,7 +253,7 @@ def test_steps_of_planning_for_many_rows_return_when_much_has_come(
     again.close()
 
 
-@pytest.mark.parametrize("rows", [5, store_room.FEW_ROWS, store_room.ROW_GROUP])
+@pytest.mark.parametrize("rows", [5, _tables.FEW_ROWS, _tables.ROW_GROUP])
 def test_statements_keep_to_one_thread_where_rows_fill_no_row_group(rows: int) -> None:
     def threads(store: Store) -> int:
         return int(store.scalar("SELECT current_setting('threads')"))
@@ -262,7 +262,7 @@ def test_statements_keep_to_one_thread_where_rows_fill_no_row_group(rows: int) -
         store.install()
         usual = threads(store)
         store.append("requests", pl.DataFrame({"request": [str(n) for n in range(rows)]}))
-        inside = 1 if rows == store_room.FEW_ROWS else usual
+        inside = 1 if rows == _tables.FEW_ROWS else usual
         with store.computed_once("counted_requests"):
             assert threads(store) == inside
         assert threads(store) == usual

@@ -43,7 +43,7 @@ def diagnose(ctx: click.Context, paths: tuple[str, ...], style: str, slo: str | 
     with open_trace(paths, since, until, keep_content, rooms) as trace:
         from pdtrace import terminal
         from pdtrace.diagnose import diagnose as run
-        from pdtrace.diagnose import evaluate
+        from pdtrace.diagnosis import evaluate
         from pdtrace.over_time import over_time
 
         diagnosis = run(trace.store, limits)

@@ -15,7 +15,7 @@ from pdtrace.methods.two_samples import Sample
 if TYPE_CHECKING:
     import polars as pl
 
-    from pdtrace.diagnose import Deployment, Diagnosis
+    from pdtrace.diagnosis import Deployment, Diagnosis
     from pdtrace.store import Store
 
 _REQUESTS = """

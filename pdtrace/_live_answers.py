@@ -8,7 +8,8 @@ from typing import Any
 
 from pdtrace import __version__, _live_state, _report_parts, library, numbers, pictures
 from pdtrace._report_parts import escaped, tag, text
-from pdtrace.diagnose import Deployment, Diagnosis, diagnose, iso
+from pdtrace.diagnose import diagnose
+from pdtrace.diagnosis import Deployment, Diagnosis, iso
 from pdtrace.errors import PdtraceError
 from pdtrace.explain import explain
 from pdtrace.model import Finding, SloPolicy

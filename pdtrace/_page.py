@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pdtrace.blocks import Block
-    from pdtrace.diagnose import Deployment, Diagnosis
+    from pdtrace.diagnosis import Deployment, Diagnosis
     from pdtrace.model import Finding
     from pdtrace.over_time import Series
 

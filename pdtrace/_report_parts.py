@@ -16,7 +16,7 @@ from pdtrace import numbers, phrases
 from pdtrace.errors import printable
 
 if TYPE_CHECKING:
-    from pdtrace.diagnose import Deployment, Diagnosis
+    from pdtrace.diagnosis import Deployment, Diagnosis
     from pdtrace.model import Finding
     from pdtrace.pictures import Picture
 

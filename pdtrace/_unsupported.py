@@ -11,7 +11,7 @@ from pdtrace import _words_interference
 from pdtrace.numbers import duration, plural
 
 if TYPE_CHECKING:
-    from pdtrace.diagnose import Deployment
+    from pdtrace.diagnosis import Deployment
     from pdtrace.store import Store
 
 LINKS_SHOWN = 3  # links with messages one way only that get a line of their own

@@ -10,7 +10,7 @@ from pdtrace import numbers
 from pdtrace.numbers import UNKNOWN, count, duration, plural
 
 if TYPE_CHECKING:
-    from pdtrace.diagnose import Deployment
+    from pdtrace.diagnosis import Deployment
 
 NO_CAPACITY = (
     "At the load of this period, with the latencies of these requests. How much load could be served within the "

@@ -10,7 +10,7 @@ from pdtrace._words_latency import prompt_advice
 from pdtrace.numbers import count, duration, plural
 
 if TYPE_CHECKING:
-    from pdtrace.diagnose import Deployment
+    from pdtrace.diagnosis import Deployment
 
 FEW = 5  # with fewer values there is no typical one (view request_marks)
 PAIRS = 10  # with fewer pairs no correlation is claimed (view token_dependence)

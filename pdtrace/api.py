@@ -21,7 +21,7 @@ from pdtrace.store import Store, is_store
 if TYPE_CHECKING:
     import polars as pl
 
-    from pdtrace.diagnose import Diagnosis
+    from pdtrace.diagnosis import Diagnosis
     from pdtrace.model import Slo, SloPolicy
     from pdtrace.slow import Answer
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pdtrace import registry
 
 if TYPE_CHECKING:
-    from pdtrace.diagnose import Deployment
+    from pdtrace.diagnosis import Deployment
     from pdtrace.store import Store
 
 ENOUGH = 0.9  # from here on an item counts as there

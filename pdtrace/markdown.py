@@ -26,7 +26,7 @@ from pdtrace.phrases import (
 
 if TYPE_CHECKING:
     from pdtrace.blocks import Block
-    from pdtrace.diagnose import Deployment, Diagnosis
+    from pdtrace.diagnosis import Deployment, Diagnosis
 
 
 def cell(text: object) -> str:

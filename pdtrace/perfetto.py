@@ -11,7 +11,7 @@ import polars as pl
 
 from pdtrace import __version__, numbers
 from pdtrace import _perfetto_sql as sql
-from pdtrace.diagnose import iso
+from pdtrace.diagnosis import iso
 from pdtrace.errors import PdtraceError
 from pdtrace.explain import find
 from pdtrace.methods.lanes import lanes

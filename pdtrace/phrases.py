@@ -18,7 +18,7 @@ from pdtrace.marks import SHOWN as SHOWN_MARKS
 from pdtrace.wording import MANY as MANY
 
 if TYPE_CHECKING:
-    from pdtrace.diagnose import Deployment
+    from pdtrace.diagnosis import Deployment
     from pdtrace.model import Finding
 
 

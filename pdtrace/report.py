@@ -23,7 +23,7 @@ from pdtrace.errors import PdtraceError
 from pdtrace.inputs import shown
 
 if TYPE_CHECKING:
-    from pdtrace.diagnose import Diagnosis
+    from pdtrace.diagnosis import Diagnosis
     from pdtrace.model import SloPolicy
     from pdtrace.pictures import Picture
     from pdtrace.store import Store

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pdtrace.blocks import Block
-    from pdtrace.diagnose import Diagnosis
+    from pdtrace.diagnosis import Diagnosis
     from pdtrace.options import Check
     from pdtrace.over_time import Series
     from pdtrace.reading import Progress

@@ -20,7 +20,7 @@ from pdtrace.model import Finding
 from pdtrace.numbers import duration, plural, share, short
 
 if TYPE_CHECKING:
-    from pdtrace.diagnose import Deployment
+    from pdtrace.diagnosis import Deployment
 
 MANY = 100  # so many values have a 99th percentile to speak of
 _ROOMS = (

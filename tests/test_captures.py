@@ -19,7 +19,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from pdtrace.diagnose import Diagnosis, diagnose
+from pdtrace.diagnose import diagnose
+from pdtrace.diagnosis import Diagnosis
 from pdtrace.ingest import ingest
 from pdtrace.store import Store
 

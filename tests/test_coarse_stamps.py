@@ -9,7 +9,7 @@ import pytest
 
 from pdtrace import phrases
 from pdtrace.api import Trace
-from pdtrace.diagnose import Deployment
+from pdtrace.diagnosis import Deployment
 
 WHOLE = "".join(
     f"{n},2026-01-01 00:00:0{n},2026-01-01 00:00:1{n},20\n" for n in range(3)

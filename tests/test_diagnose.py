@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from pdtrace.api import Trace
-from pdtrace.diagnose import Deployment, Diagnosis, evaluate
+from pdtrace.diagnosis import Deployment, Diagnosis, evaluate
 from pdtrace.model import Slo
 from pdtrace.options import parse_check
 

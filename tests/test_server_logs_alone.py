@@ -13,7 +13,7 @@ import pytest
 from pdtrace.api import Trace
 from pdtrace.collectors import vllm_log
 from pdtrace.coverage import calls
-from pdtrace.diagnose import Deployment
+from pdtrace.diagnosis import Deployment
 from pdtrace.phrases import facts_line
 
 STATS = (

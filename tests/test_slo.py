@@ -11,7 +11,8 @@ import pytest
 from door import pdtrace
 
 from pdtrace import goodput
-from pdtrace.diagnose import diagnose, evaluate
+from pdtrace.diagnose import diagnose
+from pdtrace.diagnosis import evaluate
 from pdtrace.errors import BadOption
 from pdtrace.methods.fluidity import counted, fluidity
 from pdtrace.methods.statistics import wilson_interval

@@ -16,7 +16,7 @@ from rich.console import Console
 from pdtrace import terminal
 from pdtrace._grid import Column, grid, wrapped
 from pdtrace._paper import Plain, put, rule
-from pdtrace.diagnose import Deployment, Diagnosis
+from pdtrace.diagnosis import Deployment, Diagnosis
 from pdtrace.markdown import diagnosis_markdown
 from pdtrace.model import Finding
 from pdtrace.phrases import shorten, slo_line, worker_names

@@ -10,7 +10,7 @@ import pytest
 from pdtrace import _words_interference, coverage, wording
 from pdtrace._words_latency import slow_first_token, slow_stream
 from pdtrace._words_table import dependence
-from pdtrace.diagnose import Deployment
+from pdtrace.diagnosis import Deployment
 from pdtrace.library import queries
 from pdtrace.numbers import count, duration, plural, quantity, seconds, share
 

@@ -10,7 +10,7 @@ import polars as pl
 from truth_vllm import Request
 
 from pdtrace.api import Trace
-from pdtrace.diagnose import Diagnosis
+from pdtrace.diagnosis import Diagnosis
 
 
 class Seen:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from pdtrace.diagnose import Diagnosis, diagnose
+from pdtrace.diagnose import diagnose
+from pdtrace.diagnosis import Diagnosis
 from pdtrace.ingest import ingest
 from pdtrace.store import Store
 

@@ -1,4 +1,4 @@
-"""Requests and what each observer saw of them: windows, latencies, tokens, roles, headline.
+"""Requests and what each observer saw of them: windows, latencies, tokens.
 
 One frame per observer with one row per request; the request takes each value from the outermost
 observer that has it. Latencies are never mixed from two observers.
@@ -6,10 +6,18 @@ observer that has it. Latencies are never mixed from two observers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import polars as pl
 
+from pdtrace._identity_halves import (
+    lone_halves,
+    with_mode,
+    without_wholes,
+    write_modes,
+    write_roles,
+)
+from pdtrace._identity_headline import TOO_COARSE_NS, headline, with_headline
 from pdtrace._identity_legs import narrow
 from pdtrace._identity_observations import (
     COARSE_NS,
@@ -24,9 +32,7 @@ from pdtrace._identity_observations import (
 from pdtrace.model import OBSERVERS
 from pdtrace.store import Store
 
-COVERAGE = 0.9  # share of completed requests that the headline's observer must have seen
 HOSTS_NS = 10**9  # so much may clocks of hosts differ where an end is laid beside another's
-TOO_COARSE_NS = 10**8  # instants coarser than this say nothing of a first token
 DEFINITIONS = {
     "client": "client: request sent -> first token received",
     "gateway": "gateway: request received -> first chunk sent on",
@@ -69,7 +75,7 @@ def build(store: Store) -> None:
     requests = _attempts(requests, legs, counted)
     requests = _cached_for_prompts(with_mode(requests, moving(store, legs)), found)
     halves = lone_halves(legs, requests)
-    observers["engine"] = _without_wholes(observers["engine"], halves)
+    observers["engine"] = without_wholes(observers["engine"], halves)
     inferred = pl.concat([inferred, halves.filter("new").select(inferred.columns)])
     observations = pl.concat([_observation_rows(o, name) for name, o in observers.items()])
     observers.clear()
@@ -78,8 +84,8 @@ def build(store: Store) -> None:
     with store.alone(requests.height):
         store.replace("requests", requests.select(_REQUEST_COLUMNS))
     store.replace("observations", observations.drop("r", "own_clock"))
-    _write_roles(store, inferred, legs, requests)
-    _write_modes(store, requests, headlines)
+    write_roles(store, inferred, legs, requests)
+    write_modes(store, requests, headlines)
 
 
 _REQUEST_COLUMNS = [
@@ -321,28 +327,6 @@ def _attempts(requests: pl.DataFrame, legs: pl.DataFrame, counted: pl.DataFrame)
     )
 
 
-def with_mode(requests: pl.DataFrame, moving: Sequence[str] = ()) -> pl.DataFrame:
-    """Mode per request; a lone engine leg is aggregated unless its worker mostly does one half or is `moving` KV."""
-    pairs = pl.col("prefill_worker").is_not_null() & pl.col("decode_worker").is_not_null()
-    parts = [*_halves(requests, pairs), *moving]
-    whole = pl.col("ran") & ~pl.col("ran_on").is_in(parts).fill_null(value=False)
-    half = pl.col("prefill_worker").is_not_null() | pl.col("decode_worker").is_not_null()
-    told = pl.col("chosen").is_not_null()
-    ran_on = (
-        pl.when(whole & ~half).then("ran_on").when(told & (pl.col("chosen") != "")).then("chosen")
-    )
-    return requests.with_columns(
-        pl.when(pairs)
-        .then(pl.lit("disaggregated"))
-        .when((whole & ~half) | told)
-        .then(pl.lit("aggregated"))
-        .otherwise(pl.lit("unknown"))
-        .alias("mode"),
-        pl.coalesce("prefill_worker", ran_on).alias("prefill_worker"),
-        pl.coalesce("decode_worker", ran_on).alias("decode_worker"),
-    ).drop("chosen", "ran_on", "ran")
-
-
 def _found_for_prompts(legs: pl.DataFrame) -> pl.DataFrame:
     """Cached tokens of the prompt (r, of_prompt) as who computed it says, else what a router saw of its answer."""
     engine = pl.col("observer") == "engine"
@@ -369,103 +353,6 @@ def _cached_for_prompts(requests: pl.DataFrame, found: pl.DataFrame) -> pl.DataF
     ).drop("of_prompt")
 
 
-def _halves(requests: pl.DataFrame, pairs: pl.Expr) -> list[str]:
-    """Workers that are one half of a pair in most of their requests."""
-    both = requests.filter(pairs)
-    if both.height == 0:
-        return []
-    parts = pl.concat([both.select(worker="prefill_worker"), both.select(worker="decode_worker")])
-    paired = parts.group_by("worker").agg(pl.len().alias("paired"))
-    alone = requests.filter("ran").group_by(worker="ran_on").agg(pl.len().alias("alone"))
-    known = paired.join(alone, on="worker", how="left")
-    return known.filter(pl.col("paired") >= pl.col("alone").fill_null(0))["worker"].to_list()
-
-
-def lone_halves(legs: pl.DataFrame, requests: pl.DataFrame) -> pl.DataFrame:
-    """Engine legs of requests of which only one half of a P/D pair is on record: r, row, duty, new.
-
-    A worker that decodes for pairs may have computed this prompt itself, or its partner's leg is
-    missing: nobody can tell, so that its first-token time is nobody's TTFT.
-    """
-    decoders = requests.filter(pl.col("mode") == "disaggregated")["decode_worker"].unique()
-    open_ = requests.filter(pl.col("mode") == "unknown").select("r")
-    lone = legs.filter(pl.col("observer") == "engine").join(open_, on="r", how="semi")
-    told = pl.col("duty")
-    duty = (
-        pl.when(told.is_not_null())
-        .then(told)
-        .when("plike")
-        .then(pl.lit("prefill"))
-        .when(pl.col("worker").is_in(decoders.drop_nulls().implode()))
-        .then(pl.lit("decode"))
-    )
-    found = lone.select("r", "row", duty.alias("duty"), told.is_null().alias("new"))
-    return found.filter(pl.col("duty").is_not_null())
-
-
-def _without_wholes(seen: pl.DataFrame, halves: pl.DataFrame) -> pl.DataFrame:
-    """No latency of the whole request for requests that the engines saw one half of."""
-    half = pl.col("r").is_in(halves["r"].unique().implode())
-    return seen.with_columns(pl.when(half.not_()).then(pl.col(c)).alias(c) for c in ("ttft", "e2e"))
-
-
-def headline(
-    observations: pl.DataFrame, requests: pl.DataFrame, value: str = "ttft_ms"
-) -> pl.DataFrame:
-    """Per deployment the outermost observer that saw the TTFT of 90 % of the completed."""
-    requests = requests.select("r", "deployment", "outcome")
-    completed = requests.filter(pl.col("outcome") == "completed").select("r", "deployment")
-    # Where nothing says how requests ended, all count.
-    silent = requests.filter(
-        ~pl.col("deployment").is_in(completed["deployment"].unique().implode())
-        & (pl.col("outcome") == "unknown")
-    )
-    counted = pl.concat([completed, silent.select("r", "deployment")])
-    total = counted.group_by("deployment").agg(pl.len().alias("requests"))
-    seen = (
-        observations.select("r", "deployment", "observer", "resolution_ns", "own_clock", value)
-        .filter(
-            pl.col(value).is_not_null()
-            & (pl.col("own_clock") | (pl.col("resolution_ns").fill_null(1) < TOO_COARSE_NS))
-        )
-        .join(counted.select("r"), on="r", how="semi")
-        .group_by("deployment", "observer")
-        .agg(pl.len().alias("seen"))
-    )
-    rank = pl.col("observer").replace_strict(
-        list(OBSERVERS), list(range(len(OBSERVERS))), return_dtype=pl.Int8
-    )
-    return (
-        seen.join(total, on="deployment")
-        .filter(pl.col("seen") >= COVERAGE * pl.col("requests"))
-        .sort("deployment", rank)
-        .unique("deployment", keep="first", maintain_order=True)
-        .select("deployment", "observer")
-    )
-
-
-def with_headline(
-    requests: pl.DataFrame, observations: pl.DataFrame, headlines: pl.DataFrame
-) -> pl.DataFrame:
-    """Latencies of each request as its deployment's headline observer saw them.
-
-    Where nobody saw first tokens, durations and pace are those of the outermost observer that has them.
-    """
-    observations = observations.select(
-        "r", "deployment", "observer", "ttft_ms", "e2e_ms", "tpot_ms", "resolution_ns", "own_clock"
-    )
-    seen = observations.join(headlines, on=["deployment", "observer"], how="semi")
-    values = seen.select("r", "ttft_ms", "e2e_ms", "tpot_ms")
-    silent = observations.join(headlines, on="deployment", how="anti")
-    if silent.height:
-        silent = silent.with_columns(pl.coalesce("e2e_ms", "tpot_ms").alias("duration"))
-        others = headline(silent, requests, "duration")
-        unheard = silent.join(others, on=["deployment", "observer"], how="semi")
-        untold = pl.lit(None, pl.Float64).alias("ttft_ms")
-        values = pl.concat([values, unheard.select("r", untold, "e2e_ms", "tpot_ms")])
-    return requests.join(values, on="r", how="left", maintain_order="left")
-
-
 def _carried(store: Store, legs: pl.DataFrame) -> pl.DataFrame:
     """Front ends and the engine's legs right below them; none where only one front end is there."""
     fronts = legs.filter(pl.col("observer") == "frontend")["worker"].drop_nulls()
@@ -478,87 +365,3 @@ def _carried(store: Store, legs: pl.DataFrame) -> pl.DataFrame:
         "trace_id", "request", row_below="row", span_id="parent_span_id"
     )
     return above.join(below, on=["trace_id", "span_id", "request"]).select("row", "row_below")
-
-
-def _write_roles(
-    store: Store, inferred: pl.DataFrame, legs: pl.DataFrame, requests: pl.DataFrame
-) -> None:
-    """Inferred roles of legs, and of workers from what their requests showed."""
-    if inferred.height:
-        _write_duties(store, inferred)
-    duty = (
-        legs.group_by("worker", "duty")
-        .agg(pl.len().alias("legs"))
-        .filter(pl.col("duty").is_not_null())
-    )
-    aggregated = (
-        requests.filter(pl.col("mode") == "aggregated")
-        .group_by(worker="decode_worker")
-        .agg(pl.len().alias("legs"))
-        .with_columns(pl.lit("aggregated").alias("duty"))
-    )
-    # A server that is its own front end (vLLM's API server) is an engine.
-    engines = legs.filter(pl.col("observer") == "engine")["worker"].unique()
-    outside = (
-        legs.select("worker", "observer")
-        .filter((pl.col("observer") != "engine") & ~pl.col("worker").is_in(engines.implode()))
-        .group_by("worker", duty="observer")
-        .agg(pl.len().alias("legs"))
-    )
-    roles = (
-        pl.concat([duty, aggregated.select(duty.columns), outside.select(duty.columns)])
-        .filter(pl.col("worker").is_not_null())
-        .with_columns((pl.col("legs") / pl.col("legs").sum().over("worker")).alias("share"))
-        .filter(pl.col("share") >= COVERAGE)
-    )
-    store.connection.register("_roles", roles.to_arrow())
-    store.execute(
-        """UPDATE workers SET role = r.duty, role_basis = 'inferred' FROM _roles r
-           WHERE workers.worker = r.worker AND workers.role IS NULL"""
-    )
-    store.connection.unregister("_roles")
-
-
-def _write_duties(store: Store, inferred: pl.DataFrame) -> None:
-    if (kept := store.kept_aside("legs")) is not None:
-        rows = kept.select(pl.int_range(pl.len()).alias("row"))
-        found = inferred.unique("row", keep="first", maintain_order=True)
-        duty = rows.join(found, on="row", how="left", maintain_order="left")["duty"]
-        basis = pl.when(duty.is_not_null()).then(pl.lit("inferred")).otherwise("role_basis")
-        role = pl.coalesce(duty, "role")
-        store.keep_aside("legs", kept.with_columns(role=role, role_basis=basis))
-        return
-    store.connection.register("_duties", inferred.to_arrow())
-    store.execute(
-        """UPDATE legs SET role = d.duty, role_basis = 'inferred' FROM _duties d
-           WHERE legs.rowid = d.row"""
-    )
-    store.connection.unregister("_duties")
-
-
-def _write_modes(store: Store, requests: pl.DataFrame, headlines: pl.DataFrame) -> None:
-    known = (
-        requests.filter(pl.col("mode") != "unknown")
-        .group_by("deployment")
-        .agg((pl.col("mode") == "disaggregated").mean().alias("share"))
-    )
-    modes = known.select(
-        "deployment",
-        mode=pl.when(pl.col("share") >= COVERAGE)
-        .then(pl.lit("disaggregated"))
-        .when(pl.col("share") <= 1 - COVERAGE)
-        .then(pl.lit("aggregated"))
-        .otherwise(pl.lit("mixed")),
-    )
-    before = store.short("FROM deployments")
-    named = before.drop("headline_observer").join(
-        headlines.select("deployment", headline_observer="observer"),
-        on="deployment",
-        how="left",
-        maintain_order="left",
-    )
-    named = named.join(
-        modes.rename({"mode": "found"}), on="deployment", how="left", maintain_order="left"
-    )
-    named = named.with_columns(mode=pl.coalesce("found", "mode"))
-    store.replace("deployments", named.select(before.columns))

@@ -4,17 +4,13 @@ What is estimated: over the steps in which prompt tokens were computed, (actual 
 that the same step would have had with the same decode batch and no prompt tokens), times the
 requests that were decoding. Not estimated: what a request would gain under another scheduler.
 
-vLLM counts a preempted request that is computed again as generation: more tokens decoded than
-requests in it, where every request makes one, are prompt tokens. A step without decodes but with
-prompt tokens holds up the requests that have begun to decode; they
-are counted only as far as they are certain (see `_residents`): a lower bound. A step that only
-takes over pulled KV on a decode worker is not a prefill. A host pause inside a prefill step is not
-its cost: excess is cut at a robust fit of prefill cost. Sampled steps give no sums.
+What each step did and who was decoding in it is told in `_step_kinds`. A host pause inside a
+prefill step is not its cost: excess is cut at a robust fit of prefill cost. Sampled steps give no
+sums.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +18,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from pdtrace.methods._step_context import beyond_fit
+from pdtrace.methods._step_kinds import Steps, classify, floats, residents_of, surely_decoded
 from pdtrace.methods.statistics import (
     Z95,
     Bools,
@@ -58,9 +55,6 @@ MIN_DECODE_ONLY = 30  # fewer decode-only steps give no baseline
 MIN_AFFECTED = 5  # fewer steps with victims are an anecdote
 MIN_SHARE = 0.01  # lower bound of lost / decode seconds from which a worker is flagged
 PAUSE_NS = 20e6  # what a prefill step may exceed its fitted cost by; the rest is called a pause
-RECOMPUTED_STEPS = 0.1  # share of steps up to which several tokens a request mean recomputation
-# Beyond that, short of half of the steps, only more tokens a request than anybody guesses ahead do.
-GUESSED_STEPS, MOST_GUESSED = 0.5, 16
 # Steps that begin as early before the end of the last one ran beside it (parts of the step, ns); so many may.
 AT_ONCE, AT_ONCE_NS, MOST_AT_ONCE = 0.2, 2_000_000, 0.2
 SURE_COSTS = (
@@ -89,22 +83,6 @@ LOSSES_SCHEMA: dict[str, type[pl.DataType]] = {
     "residents": pl.Int64, "prefill_requests": pl.Int64, "prefill_tokens": pl.Int64,
     "lost_s": pl.Float64,
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Steps:
-    """One rank's steps as arrays, with each step's kind decided."""
-
-    frame: pl.DataFrame
-    elapsed: Floats  # ns
-    decodes: Floats  # requests that decoded, pulled ones included
-    prefills: Floats  # requests whose prompt was computed
-    tokens: Floats  # prompt tokens computed; NaN unknown
-    decode_only: Bools
-    mixed: Bools
-    prefill_only: Bools
-    pulled: Bools
-    again: Bools  # a preempted request was computed again
 
 
 def interference(
@@ -141,7 +119,7 @@ def _rank(frame: pl.DataFrame, consumer: bool) -> tuple[dict[str, Any], pl.DataF
         if frame["elapsed_ns"].has_nulls()
         else frame
     )
-    steps = _classify(known, consumer)
+    steps = classify(known, consumer)
     result = _describe(frame, steps)
     why_not = _no_sum(frame, known, steps)
     if why_not:
@@ -153,7 +131,7 @@ def _rank(frame: pl.DataFrame, consumer: bool) -> tuple[dict[str, Any], pl.DataF
         baseline = baseline + told
     excess = np.where(steps.prefill_only, steps.elapsed, steps.elapsed - baseline)
     capped, cut = _cap(steps, excess)
-    residents, certain = _residents(steps)
+    residents, certain = residents_of(steps)
     affected = (steps.mixed | steps.prefill_only) & (residents > 0)
     lost = np.where(affected, capped * residents, 0.0) / 1e9
     lost_table = pl.DataFrame(
@@ -185,7 +163,7 @@ def _rank(frame: pl.DataFrame, consumer: bool) -> tuple[dict[str, Any], pl.DataF
     result |= _baseline_columns(steps, fit)
     result |= _totals(steps, residents, affected, lost, baseline, fit)
     result["lost_low_s"] -= float((open_ns * residents)[affected & steps.mixed].sum()) / 1e9
-    unsure = residents - _surely_decoded(steps, residents)
+    unsure = residents - surely_decoded(steps, residents)
     result["lost_low_s"] -= float((capped * unsure)[affected].sum()) / 1e9
     result["capped_s"] = None if cut is None else float((cut * residents)[affected].sum() / 1e9)
     if cut is not None and affected.sum() < SURE_COSTS:
@@ -194,71 +172,6 @@ def _rank(frame: pl.DataFrame, consumer: bool) -> tuple[dict[str, Any], pl.DataF
     few = result["affected_steps"] if 0 < result["affected_steps"] < MIN_AFFECTED else 0
     result["note"] = _note(steps, cut is None, certain, few)
     return result, lost_table
-
-
-def _classify(frame: pl.DataFrame, consumer: bool) -> Steps:
-    """Which steps decoded, computed prompts, did both, or only took over pulled KV."""
-    elapsed = _floats(frame, "elapsed_ns")
-    decodes = _floats(frame, "decode_requests", 0.0)
-    tokens, requests = _floats(frame, "prefill_tokens"), _floats(frame, "prefill_requests")
-    again = _computed_again(frame, decodes)
-    if again.any():
-        tokens = np.where(again > 0, np.nan_to_num(tokens) + again, tokens)
-        requests = np.where(again > 0, np.nan_to_num(requests) + 1, requests)
-        decodes = _decoded_before(frame, decodes, requests, again > 0)
-    prefill = (np.nan_to_num(tokens) > 0) | (np.nan_to_num(requests) > 0)
-    # One prompt token for each request is the first step after a pull: the last token is computed
-    # again to get logits. Only on KV consumers; elsewhere it is a prompt found whole in the cache.
-    one_each = prefill & (tokens == requests)
-    mostly = one_each.sum() >= 0.9 * max(1, prefill.sum()) and one_each.sum() >= 20
-    pulled = prefill & (_floats(frame, "pulled_requests", 0.0) >= np.nan_to_num(requests, nan=1.0))
-    if consumer or mostly:
-        pulled |= one_each
-    prefill &= ~pulled
-    decodes = decodes + np.where(pulled, np.nan_to_num(requests), 0.0)
-    return Steps(
-        frame=frame, elapsed=elapsed, decodes=decodes,
-        prefills=np.where(prefill, np.where(np.isnan(requests), 1.0, requests), 0.0),
-        tokens=np.where(prefill, tokens, 0.0),
-        decode_only=(decodes > 0) & ~prefill & (elapsed > 0), mixed=(decodes > 0) & prefill,
-        prefill_only=(decodes == 0) & prefill, pulled=pulled, again=again > 0,
-    )  # fmt: skip
-
-
-def _computed_again(frame: pl.DataFrame, decodes: Floats) -> Floats:
-    """Tokens of preempted requests that were computed again as "generation", by step.
-
-    With one token per request in nearly all steps nobody guesses tokens ahead (speculative
-    decoding), so what a step has beyond one per request belongs to a request computed again: one at
-    least, which is the number that is taken. Under heavy preemption many steps have such; guesses
-    that are made now and then are told from them by how few tokens they are.
-    """
-    extra = np.nan_to_num(_floats(frame, "decode_tokens") - decodes)
-    several = (extra > 0) & (decodes > 0)
-    share = several.sum() / max(1, (decodes > 0).sum())
-    if share > RECOMPUTED_STEPS:
-        several &= extra > MOST_GUESSED * decodes
-    if share > GUESSED_STEPS:
-        several[:] = False
-    return np.where(several, extra + 1, 0.0)
-
-
-def _decoded_before(frame: pl.DataFrame, decodes: Floats, prefills: Floats, again: Bools) -> Floats:
-    """Requests that decoded; where some were computed again, at most all that the step before held.
-
-    Of those computed again only one is known for sure, and there may be many; but they had no part in the step
-    before, and whoever decodes now had.
-    """
-    decodes = decodes - again
-    rows = np.flatnonzero(again[1:]) + 1
-    seq = _floats(frame, "seq")
-    held = decodes + np.nan_to_num(
-        prefills
-    )  # those that were computed again go on in the next step
-    told = (seq[rows] - seq[rows - 1] == 1) & (decodes[rows - 1] > 0)
-    bounded: Floats = decodes.copy()
-    bounded[rows] = np.where(told, np.minimum(decodes[rows], held[rows - 1]), decodes[rows])
-    return bounded
 
 
 def _describe(frame: pl.DataFrame, steps: Steps) -> dict[str, Any]:
@@ -319,7 +232,7 @@ def _several_engines(known: pl.DataFrame) -> str:
 def _baseline(steps: Steps) -> tuple[Floats, Fit]:
     """Duration of a step without prompt tokens, from its decode batch and (if known) context."""
     columns = [np.ones(len(steps.elapsed)), steps.decodes]
-    context = _floats(steps.frame, "decode_kv_tokens")
+    context = floats(steps.frame, "decode_kv_tokens")
     if not np.isnan(context[steps.decode_only | steps.mixed]).any():
         columns.append(np.nan_to_num(context))
     table = np.column_stack(columns)
@@ -363,7 +276,7 @@ def _cap(steps: Steps, excess: Floats) -> tuple[Floats, Floats | None]:
     columns = [np.ones(len(rows)), tokens, steps.prefill_only[rows].astype(np.float64)]
     if len(rows) >= 20:
         columns.append(tokens * tokens)
-    prior = _floats(steps.frame, "prefill_kv_tokens")[rows]
+    prior = floats(steps.frame, "prefill_kv_tokens")[rows]
     prior_known = not np.isnan(prior).any()
     if prior_known and len(rows) >= 20:
         columns.append(tokens * prior)
@@ -385,45 +298,6 @@ def _run_before(steps: Steps, rows: NDArray[np.int64]) -> Floats:
     run_start = np.maximum.accumulate(np.where(prefill, 0, np.arange(1, len(prefill) + 1)))
     run: Floats = computed[rows] - computed[run_start[rows]]
     return run
-
-
-def _residents(steps: Steps) -> tuple[Floats, bool]:
-    """(requests that were decoding, per step; whether every prefill-only step's are known).
-
-    In a step that decodes: those that decoded. In one that only computed prompts the source rarely
-    says. Certain are those that decode in the next other step, less the prompts computed from this
-    step on: only these can be new. A prompt of several steps counts in each, hence a lower bound.
-    This needs an unbroken count.
-    """
-    residents = steps.decodes.copy()
-    alone, others = np.flatnonzero(steps.prefill_only), np.flatnonzero(~steps.prefill_only)
-    if not len(alone) or not len(others):
-        return residents, not len(alone)
-    seq, running = _floats(steps.frame, "seq"), _floats(steps.frame, "running")[alone]
-    slot = np.searchsorted(others, alone)
-    before, after = others[np.maximum(slot - 1, 0)], others[np.minimum(slot, len(others) - 1)]
-    arrived = np.concatenate([[0.0], np.cumsum(steps.prefills)])
-    unbroken = (slot < len(others)) & (seq[after] - seq[alone] == after - alone)
-    fresh = arrived[after] - arrived[alone]
-    certain = np.where(unbroken, np.maximum(steps.decodes[after] - fresh, 0.0), 0.0)
-    # The engine's own count also holds requests that do not decode (prompts begun, KV to be sent):
-    # never more than decoded before and had their prompts computed since.
-    ready = steps.decodes[before] + arrived[alone] - arrived[before + 1]
-    said = np.where(slot > 0, np.minimum(running - steps.prefills[alone], ready), np.nan)
-    residents[alone] = np.fmax(certain, said)
-    return residents, bool(np.all(unbroken | ~np.isnan(running)))
-
-
-def _surely_decoded(steps: Steps, residents: Floats) -> Floats:
-    """The same; of steps that computed some again, no more than the steps around them that did not held."""
-    plain, rows = np.flatnonzero(steps.decode_only), np.flatnonzero(steps.again)
-    if not len(rows) or not len(plain):
-        return residents
-    slot = np.searchsorted(plain, rows)
-    around = [plain[np.clip(slot + side, 0, len(plain) - 1)] for side in (-1, 0)]
-    least = residents.copy()
-    least[rows] = np.minimum(residents[rows], np.minimum(*(steps.decodes[at] for at in around)))
-    return least
 
 
 def _totals(
@@ -478,11 +352,6 @@ def _note(steps: Steps, uncapped: bool, certain: bool, few: int) -> str | None:
     if steps.pulled.any():
         notes.append("steps that only took over pulled KV are not counted as prefill")
     return "; ".join(notes) or None
-
-
-def _floats(frame: pl.DataFrame, name: str, unknown: float = float("nan")) -> Floats:
-    values: Floats = frame[name].cast(pl.Float64).fill_null(unknown).to_numpy()
-    return values
 
 
 def _p50(values: Floats) -> float | None:

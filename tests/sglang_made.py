@@ -1,0 +1,163 @@
+"""SGLang servers made by hand: the spans of their threads as OTLP JSON lines, in milliseconds after T0."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+T0 = 1_795_993_200_000_000_000
+MS = 1_000_000
+HOST = "3d1219c7c4c5404aaa1f6d2a48adfda4"
+
+
+def _value(value: object) -> dict[str, object]:
+    if isinstance(value, int):
+        return {"intValue": str(value)}
+    return {"doubleValue": value} if isinstance(value, float) else {"stringValue": str(value)}
+
+
+def attributes(values: dict[str, Any]) -> list[dict[str, object]]:
+    return [{"key": key, "value": _value(value)} for key, value in values.items()]
+
+
+class Traces:
+    """Spans of several processes; `at_ms` of a process is how far its clock is off."""
+
+    def __init__(self, resource: dict[str, str] | None = None) -> None:
+        self.resource = resource or {"service.name": "sglang"}
+        self.spans: list[tuple[dict[str, str], str, dict[str, Any]]] = []
+
+    def add(
+        self, trace: str, name: str, start: float, end: float | None, parent: str | None = None, *,
+        resource: dict[str, str] | None = None, scope: str = "sglang server", error: bool = False,
+        events: list[tuple[str, float]] | None = None, **more: Any,
+    ) -> str:  # fmt: skip
+        """One span; returns its id."""
+        span = {
+            "traceId": trace, "spanId": f"{len(self.spans) + 1:016x}", "name": name, "kind": 1,
+            "startTimeUnixNano": str(T0 + round(start * MS)),
+            "attributes": attributes({key.replace("__", "."): value for key, value in more.items()}),
+            "status": {"code": 2} if error else {},
+            "events": [
+                {"name": kind, "timeUnixNano": str(T0 + round(at * MS))} for kind, at in events or ()
+            ],
+        }  # fmt: skip
+        if end is not None:
+            span["endTimeUnixNano"] = str(T0 + round(end * MS))
+        if parent:
+            span["parentSpanId"] = parent
+        self.spans.append((resource or self.resource, scope, span))
+        return str(span["spanId"])
+
+    def thread(
+        self,
+        trace: str,
+        root: str,
+        label: str,
+        pid: int,
+        stages: list[tuple[Any, ...]],
+        **more: Any,
+    ) -> list[str]:
+        """A thread's span and the stages (name, start, end, [events or nested stages]) below it."""
+        begin = max(stage[1] for stage in stages)  # it begins late, as SGLang's do
+        where = {key: more.pop(key) for key in ("resource", "error") if key in more}
+        top = self.add(
+            trace, f"{label}(host:{HOST[:8]} | pid:{pid})", begin, max(s[2] for s in stages), root,
+            host_id=HOST, pid=pid, thread_label=label, **where, **more,
+        )  # fmt: skip
+        made = []
+        for name, start, end, *rest in stages:
+            events = rest[0] if rest and rest[0] and isinstance(rest[0][0][1], float) and len(rest[0][0]) == 2 else None  # fmt: skip
+            made.append(
+                self.add(trace, name, start, end, top, events=events, **{k: v for k, v in where.items() if k == "resource"})
+            )  # fmt: skip
+            for n, (child, a, b) in enumerate(rest[0] if rest and events is None else ()):
+                self.add(trace, child, a, b, made[-1], **({"decode_ct": n} if "loop" in child else {}))  # fmt: skip
+        return made
+
+    def write(self, path: Path) -> Path:
+        lines = [
+            {"resourceSpans": [{"resource": {"attributes": attributes(resource)}, "scopeSpans": [{"scope": {"name": scope}, "spans": [span]}]}]}
+            for resource, scope, span in self.spans
+        ]  # fmt: skip
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+        return path
+
+
+def usage(prompt: int, output: int, ttft_s: float, cached: int = 0, **more: Any) -> dict[str, Any]:
+    """What the root of a request says at its end, since 0.5.10."""
+    return {
+        "gen_ai__usage__prompt_tokens": prompt, "gen_ai__usage__cached_tokens": cached,
+        "gen_ai__usage__completion_tokens": output, "gen_ai__response__finish_reasons": '["stop"]',
+        "gen_ai__latency__time_to_first_token": ttft_s, "gen_ai__response__model": "m", **more,
+    }  # fmt: skip
+
+
+def one_server(made: Traces, n: int, at: float, *, pid: int = 100, tp: int = 1) -> str:
+    """A request on one server (0.5.10 and later): 100 ms to its first token, then 4 tokens 20 ms apart."""
+    trace, rid = f"{n + 1:032x}", f"{n:032x}"
+    root = made.add(
+        trace, f" Req {rid[:8]}", at, at + 190, rid=rid, module="sglang::request",
+        **usage(500, 5, 0.102, 100),
+    )  # fmt: skip
+    made.thread(trace, root, "Tokenizer", pid, [("tokenize", at, at + 3), ("api_server_dispatch", at + 3, at + 4)])  # fmt: skip
+    loops = [("decode_loop", at + 105 + 20 * k, at + 125 + 20 * k) for k in range(4)]
+    for rank in range(tp):
+        made.thread(
+            trace, root, "Scheduler", pid + 1 + rank,
+            [
+                ("request_process", at + 8, at + 10),
+                ("prefill_waiting", at + 10, at + 40),
+                ("prefill_forward", at + 40, at + 100, [("chunked_prefill", at + 40, at + 70), ("chunked_prefill", at + 70, at + 100)]),
+                ("decode_waiting", at + 100, at + 105),
+                ("decode_forward", at + 105, at + 186, loops),
+            ],
+            tp_rank=rank, pp_rank=0, dp_rank=0,
+        )  # fmt: skip
+    return rid
+
+
+def pair(
+    made: Traces, n: int, at: float, *, room: int, prefill_pid: int = 200, decode_pid: int = 300,
+    skew: float = 0.0, router: str | None = None, trace: str | None = None,
+) -> tuple[str, str]:  # fmt: skip
+    """A request on a prefill and a decode server; without a router each side is a trace of its own.
+
+    From the decode side's arrival: 2 ms tokenise, 1 hand-over, 1 entry, 6 wait for room, 50 prefill (after 4 in
+    the queue of the prefill server), 20 transfer, 2 until the decode server sees it, 3 decode queue and 1 for the
+    first batch, first token at 92 ms; 5 tokens 10 ms apart. `skew`: the prefill host's clock is ahead.
+    """
+    p_trace, d_trace = (trace, trace) if trace else (f"{n + 1:032x}", f"{n + 500_000:032x}")
+    p_rid, d_rid = f"{n:08x}{'a' * 24}", f"{n:08x}{'d' * 24}"
+    said = {"module": "sglang::request", "bootstrap_room": hex(room)}
+    p = at + skew
+    root = made.add(p_trace, f"prefill Req {p_rid[:8]}", p, p + 87, router, rid=p_rid, **said, **usage(500, 1, 0.065, 100))  # fmt: skip
+    made.thread(p_trace, root, "PrefillTokenizer", prefill_pid, [("tokenize", p, p + 2), ("api_server_dispatch", p + 2, p + 3)])  # fmt: skip
+    made.thread(
+        p_trace, root, "Prefill Scheduler", prefill_pid + 1,
+        [
+            ("prefill_prepare", p + 4, p + 5), ("prefill_bootstrap", p + 5, p + 10), ("prefill_waiting", p + 10, p + 14),
+            ("prefill_forward", p + 14, p + 64), ("prefill_transfer_kv_cache", p + 64, p + 84),
+        ],
+        tp_rank=0, pp_rank=0, dp_rank=0,
+    )  # fmt: skip
+    root = made.add(d_trace, f"decode Req {d_rid[:8]}", at, at + 145, router, rid=d_rid, **said, **usage(500, 6, 0.092, 0))  # fmt: skip
+    made.thread(d_trace, root, "DecodeTokenizer", decode_pid, [("tokenize", at, at + 2), ("api_server_dispatch", at + 2, at + 3)])  # fmt: skip
+    loops = [("decode_loop", at + 91 + 10 * k, at + 101 + 10 * k) for k in range(5)]
+    made.thread(
+        d_trace, root, "Decode Scheduler", decode_pid + 1,
+        [
+            ("decode_prepare", at + 3, at + 4), ("decode_bootstrap", at + 4, at + 10), ("decode_transferred", at + 10, at + 87),
+            ("decode_waiting", at + 87, at + 90), ("decode_forward", at + 90, at + 142, [("fake_output", at + 90, at + 91), *loops]),
+        ],
+        tp_rank=0, pp_rank=0, dp_rank=0,
+    )  # fmt: skip
+    return p_rid, d_rid
+
+
+def sender(made: Traces, room: int, start: float, end: float, *, trace: str) -> None:
+    """Mooncake's sending threads: a trace that names nothing but the room."""
+    root = made.add(trace, f"Sender Req {hex(room)[:8]}", start - 1, end, rid=hex(room), module="sglang::mooncake", bootstrap_room=hex(room))  # fmt: skip
+    made.thread(trace, root, "unknown", 900, [("mooncake_send", start - 1, start)])
+    made.thread(trace, root, "mooncake transfer worker 0", 901, [("mooncake_worker_send", start, end)], tp_rank=0)  # fmt: skip

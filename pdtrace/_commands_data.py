@@ -43,16 +43,17 @@ def query(query: str, paths: tuple[str, ...], style: str, limit: int, params: tu
     from pdtrace.slo import policy
 
     limits = policy(slo) if slo is not None else None
-    rooms = ("pdtrace.goodput", "pdtrace.queries", "pdtrace.terminal")
+    rooms = ("pdtrace.goodput", "pdtrace.queries", "pdtrace._query_rows")
     with open_trace(paths, since, until, keep_content, rooms) as trace:
-        from pdtrace import goodput, terminal
+        from pdtrace import goodput
+        from pdtrace._query_rows import show_rows
         from pdtrace.queries import run
 
         if limits:
             goodput.give(trace.store, limits)
             goodput.judge_streams(trace.store)
         rows = run(trace.store, query, params, limit if style in ("text", "md") else 0)
-    terminal.show_rows(rows, style, limit)
+    show_rows(rows, style, limit)
 
 
 @click.command()

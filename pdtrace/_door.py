@@ -102,7 +102,7 @@ def progress() -> Iterator[Progress | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from pdtrace.terminal import progress_bar
+    from pdtrace._stdout import progress_bar
 
     with progress_bar() as report:
         yield report

@@ -13,9 +13,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from pdtrace import terminal
+from pdtrace import _query_rows, terminal
 from pdtrace._grid import Column, grid, wrapped
-from pdtrace._paper import Plain, put, rule
+from pdtrace._paper import Plain, encodable, put, rule
 from pdtrace.diagnosis import Deployment, Diagnosis
 from pdtrace.markdown import diagnosis_markdown
 from pdtrace.model import Finding
@@ -117,7 +117,7 @@ def test_old_encodings_get_plain_signs(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal.show_diagnosis(diagnosis(), "md")
     text = raw.getvalue().decode("ascii")
     assert "<= 57.3 ms" in text or "< 57.3 ms" in text
-    assert terminal.encodable("긴 문서 …", "cp1252") == "? ?? …"
+    assert encodable("긴 문서 …", "cp1252") == "? ?? …"
 
 
 def test_a_row_of_another_length_is_an_error() -> None:
@@ -138,7 +138,7 @@ def test_few_wide_rows_stand_upright(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    terminal.show_rows(wide_rows(2), "text", 50)
+    _query_rows.show_rows(wide_rows(2), "text", 50)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["column", "row", "1", "row", "2"] and any(
         line.startswith("column_7") for line in lines
@@ -149,7 +149,7 @@ def test_many_wide_rows_lose_columns_by_name(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    terminal.show_rows(wide_rows(5), "text", 50)
+    _query_rows.show_rows(wide_rows(5), "text", 50)
     out = capsys.readouterr().out
     assert max(map(cell_len, out.splitlines())) <= 80 and "columns not shown: column_" in out
 

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import polars as pl
 
 from pdtrace.methods import _segments
 from pdtrace.methods.statistics import Z95, Floats, wilson_interval
 
+FEWEST = 60  # requests; of fewer nothing is said
+LOOKED_AT = 50_000  # requests that are looked at, every k-th of more
+UNITS = {
+    "arrival_rate": "requests/s",
+    "ttft": "ms",
+    "turn": "ms",
+    "tpot": "ms",
+    "failures": "1",
+    "prompts": "tokens",
+}
 FACTOR = 1.25  # smaller changes of a rate or median are not told
 POINTS = 0.02  # likewise of a share
 AT_ONCE_NS, AT_ONCE_SHARE = (
@@ -133,3 +145,49 @@ def _of_one(start_ns: Floats, first: Floats, together: float) -> Floats:
     found = np.empty(len(first))
     found[order] = each[step]
     return found
+
+
+def quantities(requests: pl.DataFrame, start: Any) -> list[Series]:
+    """The four quantities, as far as they are known; every k-th request of many."""
+    origin = int(start[0])
+    every = max(1, -(-len(start) // LOOKED_AT))
+    thin = start[::every]
+    since = (thin - origin).astype(np.float64)
+    found = [Series("arrival_rate", np.diff(since) / every, since[1:], origin, float(every))]
+    columns = (
+        ("ttft", "ttft_ms"),
+        ("turn", "turn_ms"),
+        ("tpot", "tpot_ms"),
+        ("failures", "failed"),
+    )
+    for metric, column in columns:
+        if series := known_values(requests, start, column, metric):
+            found.append(series)
+    return found
+
+
+def known_values(requests: pl.DataFrame, start: Any, column: str, metric: str) -> Series | None:
+    """A quantity where it is known; every k-th request of many, None of too few."""
+    values = requests[column].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+    known = np.flatnonzero(np.isfinite(values))
+    if len(known) < FEWEST:
+        return None
+    every = max(1, -(-len(known) // LOOKED_AT))
+    known = known[::every]
+    since = (start[known] - int(start[0])).astype(np.float64)
+    return Series(metric, values[known], since, int(start[0]), float(every))
+
+
+def row_of(
+    series: Series, kind: str, at: int, begin: int, end: int, before: Level, after: Level
+) -> dict[str, Any]:
+    """A row of the result: what changed where, and the levels on both sides."""
+    each = series.requests_each
+    return {
+        "kind": kind, "metric": series.metric, "unit": UNITS[series.metric],
+        "at_ns": instant(series, at), "from_ns": instant(series, begin),
+        "until_ns": instant(series, end),
+        "level_before": before.value, "before_low": before.low, "before_high": before.high,
+        "level_after": after.value, "after_low": after.low, "after_high": after.high,
+        "requests_before": round((at - begin) * each), "requests_after": round((end - at) * each),
+    }  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import polars as pl
@@ -10,26 +9,21 @@ import polars as pl
 from pdtrace.model import Sink, Source
 
 from . import _vllm_log_config as config
-from . import _vllm_log_events as alarms
 from . import _vllm_log_lmcache as lmcache
 from . import _vllm_log_periodic as periodic
 from . import _vllm_log_requests as requests
 from . import _vllm_log_steps as steps
 from ._common import CUT_OFF
 from ._log_wrappers import SPLIT_LINE
+from ._vllm_log_access import Access
+from ._vllm_log_alarms import NO_MEASUREMENT, Alarms
 from ._vllm_log_frame import with_fields
-from ._vllm_log_kinds import ACCESS as ACCESS_LINE
-from ._vllm_log_kinds import between, with_kind
+from ._vllm_log_kinds import with_kind
 from ._vllm_log_runs import Runs
 from ._vllm_log_time import LogClock
 
-NO_MEASUREMENT = "line without a measurement"
-ACCESS = "access line"
 SETTINGS = "configuration, kept as facts"
-REPEATED = "repeats the alarm before"
-STOPPED = "the server was told to stop, and ended"
 UNREADABLE = "periodic line that could not be read"
-REPEAT_NS = 5_000_000_000
 
 
 class Reader:
@@ -41,18 +35,11 @@ class Reader:
         self.clock = LogClock.of(source)
         self.runs = Runs(source, out)
         self.carried = False  # some lines have a carrier's stamp
-        self.last_ns: dict[str, int] = {}  # stream -> its last stamp
         self.requests: list[pl.DataFrame] = []
         self.cache: list[pl.DataFrame] = []  # LMCache's lines
-        self.answers: list[requests.Answer] = []
-        self.calls: dict[int, list[int]] = {}  # run -> generation calls answered, with an error
-        self.http_errors: list[dict[str, Any]] = []
-        self.last_alarm: tuple[int, str, str] | None = None
-        self.last_alarm_ns: int | None = None
-        self.preempted: dict[int, int] = {}  # run -> V0's counter
+        self.access = Access(self.runs, out)
+        self.alarms = Alarms(self.runs, out)
         self.banners: set[int] = set()
-        self.stopped: set[int] = set()  # runs told to stop
-        self.causes = alarms.Causes()
 
     def batch(self, lines: pl.DataFrame) -> None:
         """Take one batch of lines apart by kind."""
@@ -71,8 +58,8 @@ class Reader:
         self._periodic(frame.filter(pl.col("kind") == "periodic"))
         self._requests(frame.filter(pl.col("kind") == "request"))
         self._cache(frame.filter(pl.col("kind") == "lmcache"))
-        self._alarms(frame.filter(pl.col("kind") == "alarm"))
-        self._access(frame)
+        self.alarms.take(frame.filter(pl.col("kind") == "alarm"))
+        self.access.take(frame)
         self._settings(frame.filter(pl.col("kind") == "config"))
         self._skip(frame.filter(pl.col("kind") == "prompt"), requests.CONTENT)
         self._skip(frame.filter(pl.col("kind") == "other"), NO_MEASUREMENT)
@@ -80,7 +67,7 @@ class Reader:
     def close(self) -> None:
         """Write the legs and what is known of the servers."""
         self._legs()
-        self._state_calls()
+        self.access.state_calls()
         self.runs.close()
         for run in self.runs.all:
             if run.worker:
@@ -189,103 +176,6 @@ class Reader:
         self.cache.append(lmcache.parse(lines))
         self.requests.append(lmcache.events(self.cache[-1]))
 
-    def _alarms(self, lines: pl.DataFrame) -> None:
-        found = []
-        for record, index, time_ns, resolution_ns, message in lines.select(
-            "record", "run", "time_ns", "resolution_ns", "message"
-        ).iter_rows():
-            if alarms.is_stop(message):
-                self.stopped.add(index)
-            if alarms.is_stop(message) or (index in self.stopped and alarms.only_ended(message)):
-                self.out.skip(record, STOPPED)
-                continue
-            row = alarms.read_line(message)
-            self.causes.see(index, record, time_ns, message)
-            if row is None:
-                self.out.skip(record, NO_MEASUREMENT)
-                continue
-            if self._repeats(index, row, time_ns):
-                self.out.skip(record, REPEATED)
-                continue
-            worker = self.runs.worker(self.runs.all[index])
-            row |= {
-                "record": record,
-                "worker": worker,
-                "time_ns": time_ns,
-                "resolution_ns": row.pop("width_ns", resolution_ns),
-            }
-            total = alarms.preemptions(message)
-            if total is not None:
-                row["count"] = max(total - self.preempted.get(index, 0), 1)
-                self.preempted[index] = total
-                self.out.add("samples", [_counter(row, total)])
-            self.causes.name(index, time_ns, row)
-            found.append(row)
-        if found:
-            self.out.add("events", found)
-
-    def _repeats(self, index: int, row: dict[str, Any], time_ns: int | None) -> bool:
-        """Tracebacks and every rank of a worker say the same again."""
-        alarm = (index, row["kind"], f"{row['detail']} {row['request_id']}")
-        last, self.last_alarm = self.last_alarm, alarm
-        before, self.last_alarm_ns = self.last_alarm_ns, time_ns or self.last_alarm_ns
-        if last != alarm or row["kind"] == "preemption":
-            return False
-        return time_ns is None or before is None or time_ns - before <= REPEAT_NS
-
-    def _access(self, frame: pl.DataFrame) -> None:
-        before = dict(self.last_ns)
-        for stream, last in frame.group_by("stream").agg(pl.col("time_ns").max()).iter_rows():
-            if last is not None:
-                self.last_ns[stream] = last
-        lines = frame.with_columns(between()).filter(pl.col("kind") == "access")
-        if not lines.height:
-            return
-        groups = lines["text"].str.extract_groups(ACCESS_LINE).struct.unnest()
-        lines = pl.concat(
-            [lines.select("record", "run", "stream", "after_ns", "gap_ns"), groups],
-            how="horizontal",
-        )
-        failed = pl.col("status").cast(pl.Int64, strict=False) >= 400
-        self._count_calls(lines, failed)
-        errors = lines.filter(failed)
-        self._skip(lines.filter(~pl.col("record").is_in(errors["record"].implode())), ACCESS)
-        found = []
-        for record, index, stream, after, gap, method, path, status in errors.iter_rows():
-            path = path.partition("?")[0]
-            time_ns = after if after is not None else before.get(stream)
-            run = self.runs.all[index]
-            found.append(
-                {
-                    "record": record,
-                    "worker": self.runs.worker(run),
-                    "time_ns": time_ns,
-                    "resolution_ns": gap,
-                    "kind": "http_error",
-                    "severity": "warning",
-                    "count": 1,
-                    "detail": f"{status} {method} {path}"[:200],
-                }
-            )
-            if method == "POST" and re.search(requests.GENERATION_PATH, path):
-                self.answers.append((record, index, time_ns, int(status)))
-        self.http_errors += found
-
-    def _count_calls(self, lines: pl.DataFrame, failed: pl.Expr) -> None:
-        path = pl.col("path").str.replace(r"\?.*$", "")
-        asked = (pl.col("method") == "POST") & path.str.contains(requests.GENERATION_PATH)
-        counted = lines.filter(asked).group_by("run").agg(pl.len(), failed.sum().alias("failed"))
-        for run, answered, wrong in counted.iter_rows():
-            calls = self.calls.setdefault(run, [0, 0])
-            calls[0], calls[1] = calls[0] + answered, calls[1] + wrong
-
-    def _state_calls(self) -> None:
-        """What access lines count; a log without request lines tells of single calls only where they failed."""
-        for run, counts in self.calls.items():
-            worker = self.runs.worker(self.runs.all[run])
-            for key, value in zip(("http_calls", "http_calls_failed"), counts, strict=True):
-                self.out.fact(worker, key, value)
-
     def _settings(self, lines: pl.DataFrame) -> None:
         found: list[dict[str, Any]] = []
         settings = 0
@@ -317,25 +207,16 @@ class Reader:
             self.out.add("events", found)
         self.out.skip_many(settings, SETTINGS)
 
-    def _told_http_errors(self, taken: dict[int, requests.Answer], legs: pl.DataFrame) -> None:
-        """The HTTP errors, those that answered a request that the log tells of with its id."""
-        names = dict(legs.select("record", "request_id").iter_rows())
-        answered = {answer[0]: names.get(leg) for leg, answer in taken.items()}
-        self.out.add(
-            "events",
-            [row | {"request_id": answered.get(row["record"])} for row in self.http_errors],
-        )
-
     def _legs(self) -> None:
         frame = requests.with_request_ids(pl.concat(self.requests)) if self.requests else None
-        refused = self.answers
+        refused = self.access.answers
         answered: dict[int, requests.Answer] = {}
         legs = pl.DataFrame(schema={"record": pl.Int64, "request_id": pl.String})
         if frame is not None and frame.height:
             legs = requests.legs(frame, self.path, self.runs.all)
             cache = requests.with_legs(self._cache_lines(), frame, legs)
             legs = legs.join(lmcache.found(cache), on="leg", how="left", maintain_order="left")
-            answered, refused = requests.pair_answers(legs, self.answers)
+            answered, refused = requests.pair_answers(legs, self.access.answers)
             legs = requests.answered(legs, answered)
             self.out.add("legs", legs.select(requests.LEG_COLUMNS))
             moved = requests.transfers(frame, self.runs.all)
@@ -351,8 +232,7 @@ class Reader:
         elif self.cache:
             text = pl.lit(None, pl.String)
             self._loads_and_stores(self._cache_lines().with_columns(request_id=text, leg=text))
-        if self.http_errors:
-            self._told_http_errors(answered, legs)
+        self.access.tell(answered, legs)
         if refused:
             self.out.add("legs", [self._refused(*answer) for answer in refused])
 
@@ -415,12 +295,3 @@ class Reader:
             "error": f"HTTP {status}",
             "model": run.model,
         }
-
-
-def _counter(row: dict[str, Any], total: int) -> dict[str, Any]:
-    return {key: row[key] for key in ("record", "worker", "time_ns", "resolution_ns")} | {
-        "metric": "vllm:num_preemptions_total",
-        "labels": "{}",
-        "value": float(total),
-        "kind": "counter",
-    }

@@ -30,8 +30,6 @@ _NAMED: tuple[tuple[str, str, re.Pattern[bytes]], ...] = (
     ("SGLang bench_serving result", _METRICS, re.compile(
         rb'\A[^\n]{0,400}"backend"\s*:\s*"sglang[\w-]*"[^\n]{0,4000}"(?:total_output_tokens_retokenized|mean_ttft_ms)"')),
     ("TensorRT-LLM log", _METRICS, re.compile(rb"\[TRT-LLM\] \[[IWEDVF]\]|^\[TensorRT-LLM\]\[(?:INFO|WARNING|ERROR)\]", re.MULTILINE)),
-    ("TensorRT-LLM request performance metrics", _METRICS, re.compile(
-        rb'"(?:ctx_|gen_)?perf_metrics"\s*:[\s\S]{0,2000}?"(?:timing_metrics|kv_cache_metrics|first_iter)"')),
     ("trtllm-bench report", _TOTALS, re.compile(rb'"request_throughput_req_s"|"system_output_throughput_tok_s"')),
     ("llm-d endpoint picker log", _METRICS, re.compile(
         rb'"msg"\s*:\s*"EPP (?:received|sent) |"(?:caller|logger)"\s*:\s*"[^"]*(?:requestcontrol/|scheduling/|handlers/server\.go|backend/metrics/|epp/|scheduler_profile)')),

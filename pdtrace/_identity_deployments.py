@@ -15,6 +15,7 @@ from pdtrace._graph import Ints, components
 from pdtrace._identity_edges import untimed_servers
 from pdtrace._identity_legs import CLIENT, ENGINE, weak
 from pdtrace._worker_names import folder, plain, rename
+from pdtrace.model import DATED_FROM_NS
 from pdtrace.store import Store
 
 _LEVELS = 3  # folders that are climbed to find the deployment of a file without requests
@@ -225,7 +226,9 @@ def gather(
 
 
 def _window(low: object, high: object) -> tuple[int, int] | None:
-    return (low, high) if isinstance(low, int) and isinstance(high, int) else None
+    """From the first to the last instant, where they have a date."""
+    known = isinstance(low, int) and isinstance(high, int) and low >= DATED_FROM_NS
+    return (low, high) if known else None  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)

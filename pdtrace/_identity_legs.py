@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from pdtrace import _rotated
-from pdtrace.model import OBSERVERS
+from pdtrace.model import OBSERVERS, UNDATED
 from pdtrace.store import Store
 
 ENGINE = OBSERVERS.index("engine")
@@ -85,7 +85,12 @@ def _from_table(store: Store, columns: Sequence[str], which: str) -> pl.DataFram
 
 def described(legs: pl.DataFrame) -> pl.DataFrame:
     """Adds n, lo, hi (window), res, obs (rank of the observer), plike, failed, traced."""
-    wall = pl.col("clock").is_null() | (pl.col("clock") == "wall")
+    # Clocks without a date are those of hosts: what is near on them was near, and nothing on them is near a date.
+    wall = (
+        pl.col("clock").is_null()
+        | (pl.col("clock") == "wall")
+        | pl.col("clock").str.starts_with(UNDATED)
+    )
     lo = pl.when(wall).then(pl.col("start_ns"))
     length = (pl.col("e2e_ms") * 1e6).cast(pl.Int64, strict=False)
     hi = pl.max_horizontal(

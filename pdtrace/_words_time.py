@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from pdtrace._words import Row, Words, sentence
+from pdtrace.model import DATED_FROM_NS
 from pdtrace.numbers import duration, plural, seconds, share
 
 _NOUNS = {
@@ -18,7 +19,9 @@ _SHOWN = 4  # changes that are told one by one
 
 
 def clock_time(instant_ns: int) -> str:
-    """An instant as 12:03:05 UTC."""
+    """An instant as 12:03:05 UTC; of a clock without a date as its seconds."""
+    if instant_ns < DATED_FROM_NS:
+        return f"{instant_ns / 1e9:,.1f} s of the servers' clock"
     return f"{datetime.fromtimestamp(instant_ns / 1e9, UTC):%H:%M:%S} UTC"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from pdtrace.model import Finding
+from pdtrace.model import DATED_FROM_NS, Finding
 from pdtrace.options import Check
 
 SCHEMA = "pdtrace.diagnosis/1"
@@ -120,8 +120,8 @@ def _when(finding: Finding) -> dict[str, Any] | None:
 
 
 def iso(instant_ns: int | None) -> str | None:
-    """An instant as ISO-8601 in UTC with milliseconds; None stays None."""
-    if instant_ns is None:
+    """An instant as ISO-8601 in UTC with milliseconds; None where it is unknown or has no date."""
+    if instant_ns is None or instant_ns < DATED_FROM_NS:
         return None
     seconds, rest = divmod(instant_ns, 1_000_000_000)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest // 1_000_000:03d}Z"

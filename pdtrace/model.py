@@ -70,6 +70,12 @@ MADE_SPAN_ID = '{"span_id":"made up"}'
 # Clock of everything that is stamped with the time of day.
 WALL = "wall"
 
+# Prefix of clocks of hosts that count from their start: instants are in order among themselves and have no date.
+UNDATED = "steady:"
+DATED_FROM_NS = (
+    10**17
+)  # no host runs so long (three years): what is below was stamped by such a clock
+
 
 @dataclass(frozen=True)
 class Head:

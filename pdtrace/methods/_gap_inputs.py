@@ -56,7 +56,8 @@ SELECT leg, detail = 'prefill_recompute' AS again,
 FROM intervals
 WHERE detail IN ('prefill_exec', 'prefill_wall', 'prefill_recompute')
   AND basis <> 'upper_bound' AND censored IS NOT TRUE
-  AND coalesce(clock, 'wall') = 'wall' AND coalesce(resolution_ns, 1) <= $resolution_ns
+  AND (coalesce(clock, 'wall') = 'wall' OR starts_with(clock, 'steady:'))
+  AND coalesce(resolution_ns, 1) <= $resolution_ns
 """
 
 _NAMES = """

@@ -40,7 +40,7 @@ def diagnose(ctx: click.Context, paths: tuple[str, ...], style: str, slo: str | 
     conditions = [parse_check(text) for text in checks]
     limits = policy(slo) if slo is not None else None
     rooms = ("pdtrace.diagnose", "pdtrace.over_time", "pdtrace.terminal")
-    with open_trace(paths, since, until, keep_content, rooms) as trace:
+    with open_trace(paths, since, until, keep_content, rooms, hashed=False) as trace:
         from pdtrace import terminal
         from pdtrace.diagnose import diagnose as run
         from pdtrace.diagnosis import evaluate
@@ -68,9 +68,8 @@ def explain(request: str, paths: tuple[str, ...], style: str,
     pdtrace explain cmpl-mixed-17-0 logs/
     pdtrace explain slowest logs/
     """
-    with open_trace(
-        paths, since, until, keep_content, ("pdtrace.explain", "pdtrace.terminal")
-    ) as trace:
+    rooms = ("pdtrace.explain", "pdtrace.terminal")
+    with open_trace(paths, since, until, keep_content, rooms, hashed=False) as trace:
         from pdtrace import terminal
         from pdtrace.explain import explain as run
 
@@ -88,9 +87,8 @@ def coverage(paths: tuple[str, ...], style: str,
     \b
     pdtrace coverage logs/
     """
-    with open_trace(
-        paths, since, until, keep_content, ("pdtrace.coverage", "pdtrace.terminal")
-    ) as trace:
+    rooms = ("pdtrace.coverage", "pdtrace.terminal")
+    with open_trace(paths, since, until, keep_content, rooms, hashed=False) as trace:
         from pdtrace import coverage as room
         from pdtrace import terminal
 

@@ -75,10 +75,13 @@ def open_trace(
     until: str | None = None,
     keep_content: bool = False,
     then: tuple[str, ...] = (),
+    *,
+    hashed: bool = True,
 ) -> Iterator[Trace]:
     """What the paths hold, with progress on stderr while it is read.
 
-    `then`: modules that the command needs afterwards; they are loaded meanwhile.
+    `then`: modules that the command needs afterwards; they are loaded meanwhile. `hashed`: whether the command, or who
+    asks it, may look at the sha256 of a file that is there alone.
     """
     from dataclasses import replace
 
@@ -91,7 +94,8 @@ def open_trace(
 
         with loading(*STAGES, *then) as begin:
             with progress() as report:
-                trace = Trace.read(paths, replace(options, progress=report, recognised=begin))
+                options = replace(options, progress=report, recognised=begin, hashed=hashed)
+                trace = Trace.read(paths, options)
             with trace:
                 yield trace
 
@@ -110,12 +114,13 @@ def progress() -> Iterator[Progress | None]:
 
 def read_options(since: str | None, until: str | None, keep_content: bool) -> Options:
     """The options of reading, from what was typed."""
-    from pdtrace import _no_pandas, _own_process
+    from pdtrace import _few_functions, _no_pandas, _own_process
 
     _own_process.prepare()
     from pdtrace.ingest import Options
     from pdtrace.options import parse_window
 
     _no_pandas.leave_out()
+    _few_functions.make_when_asked()
     since_ns, until_ns = parse_window(since, until)
     return Options(keep_content, since_ns, until_ns)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
 
-from pdtrace import _no_pandas, _own_process
+from pdtrace import _few_functions, _no_pandas, _own_process
 
 
 @contextmanager
@@ -21,6 +21,7 @@ def reading(paths: Sequence[str], *, keep_content: bool) -> Iterator[None]:
 def _prepare() -> None:
     _own_process.prepare()
     _no_pandas.leave_out()
+    _few_functions.make_when_asked()
 
 
 @contextmanager

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
-class _Nowhere(MetaPathFinder):
+class _Nowhere:
     """Says of pandas that it is not installed."""
 
     def find_spec(

@@ -43,6 +43,9 @@ class Options:
     until_ns: int | None = None
     progress: Progress | None = None
     recognised: Callable[[], object] | None = None  # called when it is known what the first file is
+    hashed: bool = (
+        True  # whether a file that is read alone gets its sha256, which nobody may look at
+    )
 
 
 def ingest(paths: list[str], store: Store, options: Options | None = None) -> None:
@@ -59,7 +62,7 @@ def take(inputs: list[Input], store: Store, options: Options | None = None) -> N
     with store.bulk_load():
         accounts = read_all(
             inputs, store, keep_content=options.keep_content, progress=options.progress,
-            recognised=options.recognised,
+            recognised=options.recognised, hashed=options.hashed,
         )  # fmt: skip
     if not any(account.collectors for account in accounts):
         raise UnknownFormat(*nothing_recognised(accounts))

@@ -29,9 +29,11 @@ def read_all(
     keep_content: bool = False,
     progress: Progress | None = None,
     recognised: Callable[[], object] | None = None,
+    hashed: bool = True,
 ) -> list[Account]:
-    """Read all inputs; what is known of each afterwards."""
+    """Read all inputs; what is known of each afterwards. Where there are several they are always `hashed`, to find copies."""
     told = _Progress(inputs, progress)
+    hashed = hashed or len(inputs) > 1
     accounts = []
     small: list[Account] = []
     for item in inputs:
@@ -41,12 +43,12 @@ def read_all(
         if _is_small(account):
             small.append(account)
         elif account.collectors:
-            _read_alone(account, store, told.report(item))
+            _read_alone(account, store, told.report(item), hashed=hashed)
         if len(small) == TOGETHER:
-            _read_together(small, store)
+            _read_together(small, store, hashed=hashed)
             small = []
         told.over(item)
-    _read_together(small, store)
+    _read_together(small, store, hashed=hashed)
     return accounts
 
 
@@ -81,12 +83,12 @@ def _is_small(account: Account) -> bool:
     return hasattr(registry.collectors()[account.collectors[0]], "read_together")
 
 
-def _read_together(accounts: list[Account], store: Store) -> None:
+def _read_together(accounts: list[Account], store: Store, *, hashed: bool) -> None:
     """Let collectors read many small sources at once; where that fails or does not fit, each alone."""
     for name in sorted({account.collectors[0] for account in accounts}):
         mine = [account for account in accounts if account.collectors[0] == name]
         for account in _left(name, mine, store) if len(mine) > 1 else mine:
-            _read_alone(account, store, _silent)
+            _read_alone(account, store, _silent, hashed=hashed)
 
 
 def _left(name: str, accounts: list[Account], store: Store) -> list[Account]:
@@ -150,9 +152,11 @@ def _recognised(item: Input, recognised: Callable[[], object] | None) -> Account
     return account
 
 
-def _read_alone(account: Account, store: Store, report: Callable[[int], None]) -> None:
+def _read_alone(
+    account: Account, store: Store, report: Callable[[int], None], *, hashed: bool
+) -> None:
     """Read one input; damage ends the reading and is told, what came before it stays."""
-    reading = Reading(account.item, report)
+    reading = Reading(account.item, report, hashed=hashed)
     for name in account.collectors:
         _read_by(name, reading, SourceSink(store, account), account)
     _finish(account, reading)

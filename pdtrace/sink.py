@@ -45,7 +45,7 @@ class Account:
     failed: bool = False  # a collector broke down over it
     lost: bool = False  # its rows were taken back, for an error inside a transaction undoes it
     start: bytes = b""  # its first bytes, and what could be read of it: sha256 and size
-    seen: tuple[str, int] = ("", 0)
+    seen: tuple[str | None, int] = (None, 0)
 
 
 class RowSink:
@@ -224,10 +224,12 @@ def masked(text: str) -> str:
 class _HashingRaw(io.RawIOBase):
     """Hashes and counts the bytes that pass; closing reads on to the end, so that the hash is of the whole."""
 
-    def __init__(self, stream: IO[bytes], report: Callable[[int], None]) -> None:
+    def __init__(
+        self, stream: IO[bytes], report: Callable[[int], None], *, hashed: bool = True
+    ) -> None:
         self._stream = stream
         self._report = report
-        self.hash = hashlib.sha256()
+        self._hash = hashlib.sha256() if hashed else None
         self.size = 0
 
     def readable(self) -> bool:
@@ -235,10 +237,16 @@ class _HashingRaw(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         size: int = self._stream.readinto(buffer)  # type: ignore[attr-defined]
-        self.hash.update(memoryview(buffer)[:size])
+        if self._hash is not None:
+            self._hash.update(memoryview(buffer)[:size])
         self.size += size
         self._report(self.size)
         return size
+
+    @property
+    def sha256(self) -> str | None:
+        """Of what has passed; None where nobody wants it."""
+        return None if self._hash is None else self._hash.hexdigest()
 
     def abandon(self) -> None:
         """Read no further."""
@@ -250,18 +258,23 @@ class _HashingRaw(io.RawIOBase):
             return
         try:
             while block := self._stream.read(1 << 20):
-                self.hash.update(block)
+                if self._hash is not None:
+                    self._hash.update(block)
                 self.size += len(block)
         finally:
             self._stream.close()
 
 
 class Reading:
-    """A Source whose first open() is hashed. Collectors see a damaged file as one that ends there; `damage` tells."""
+    """A Source whose first open() is hashed. Collectors see a damaged file as one that ends there; `damage` tells.
 
-    def __init__(self, item: Input, report: Callable[[int], None]) -> None:
+    `hashed`: whether anybody will look at the hash.
+    """
+
+    def __init__(self, item: Input, report: Callable[[int], None], *, hashed: bool = True) -> None:
         self._item = item
         self._report = report
+        self._hashed = hashed
         self._raw: _HashingRaw | None = None
         self.damage = ""
         self.path, self.name, self.number = item.path, item.name, item.number
@@ -272,13 +285,13 @@ class Reading:
         stream = self._item.open()
         if self._raw is not None:
             return cast(IO[bytes], CarefulReader(stream, stream, self._damaged))
-        self._raw = _HashingRaw(stream, self._report)
+        self._raw = _HashingRaw(stream, self._report, hashed=self._hashed)
         return cast(IO[bytes], CarefulReader(self._raw, None, self._damaged))
 
     def _damaged(self, error: Exception) -> None:
         self.damage = self.damage or words(error)
 
-    def fingerprint(self) -> tuple[str, int]:
+    def fingerprint(self) -> tuple[str | None, int]:
         """sha256 and size of the whole content."""
         if self._raw is None:
             self.open()
@@ -291,6 +304,6 @@ class Reading:
         if self._raw is not None:
             self._raw.abandon()
 
-    def so_far(self) -> tuple[str, int]:
+    def so_far(self) -> tuple[str | None, int]:
         """sha256 and size of what was read."""
-        return ("", 0) if self._raw is None else (self._raw.hash.hexdigest(), self._raw.size)
+        return (None, 0) if self._raw is None else (self._raw.sha256, self._raw.size)

@@ -12,6 +12,7 @@ import pytest
 
 import pdtrace
 from pdtrace import registry
+from pdtrace.ingest import Options, ingest
 from pdtrace.store import Store
 
 N = 40
@@ -131,3 +132,15 @@ def test_where_reading_at_once_breaks_down_each_is_read_alone(
     assert sorted(alone) == [f"{n}.json" for n in range(5)]
     assert store.rows("SELECT sum(rows_read), sum(rows_kept) FROM sources") == [(5, 5)]
     assert store.count("requests") == 5
+
+
+def test_a_file_alone_is_hashed_where_somebody_may_look_and_several_always(tmp_path: Path) -> None:
+    for n in range(2):
+        (tmp_path / f"{n}.json").write_text(json.dumps(trace(n)))
+    paths = [str(path) for path in sorted(tmp_path.iterdir())]
+    told = "SELECT count(sha256), count(*), sum(bytes) FROM sources"
+    for given, hashed, expected in ((paths[:1], True, 1), (paths[:1], False, 0), (paths, False, 2)):
+        store = Store()
+        ingest(given, store, Options(hashed=hashed))
+        size = sum(Path(path).stat().st_size for path in given)
+        assert store.rows(told) == [(expected, len(given), size)]

@@ -77,3 +77,25 @@ def test_a_module_that_cannot_be_loaded_fails_where_it_is_needed(
     assert behind in sys.modules
     with pytest.raises(ValueError, match="no"):
         __import__(broken)
+
+
+def test_functions_of_pyarrow_are_made_when_they_are_asked_for() -> None:
+    answers = [
+        "import pyarrow as pa, pyarrow.compute as pc",
+        "texts = pa.array([1, None]).cast(pa.string())",
+        "print(pc.and_(pc.equal(texts, '1'), pc.is_in(texts, value_set=pa.array(['1']))).to_pylist(), texts.fill_null('x'))",
+        "print(pc.binary_join_element_wise('<', texts, '>', '', null_handling='skip'), pc.add(pc.field('a'), 1))",
+        "print(pc.match_substring.__doc__, pc.utf8_zfill.__name__, pc.function_registry().get_function('add'))",
+        "print(hasattr(pc, 'no_such_function'), pc.index(texts, '1'), pc.equal.__signature__)",
+    ]
+    ours = "from pdtrace import _no_pandas, _few_functions; _no_pandas.leave_out(); _few_functions.make_when_asked()"
+    seldom = "print('hour' in vars(pc), file=sys.stderr)"
+    few, whole = (
+        subprocess.run(
+            [sys.executable, "-c", "\n".join(["import sys", first, *answers, seldom])],
+            check=True, capture_output=True, text=True,
+        )
+        for first in (ours, "pass")
+    )  # fmt: skip
+    assert few.stdout == whole.stdout
+    assert (few.stderr.strip(), whole.stderr.strip()) == ("False", "True")

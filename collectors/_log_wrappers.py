@@ -37,7 +37,8 @@ _POD_NAME = r"-[bcdfghjklmnpqrstvwxz2456789]{5}$"
 _WRAPPERS: dict[str, str] = {
     "grafana": rf"^\d{{13}}\t(?P<time>{_RFC3339})\t(?P<rest>.*)$",
     "fluentd": rf"^(?P<time>{_RFC3339})\t(?P<s1>[\w.*-]+)\t(?P<rest>\{{.*)$",
-    "kubectl": r"^\[(?:pod/)?(?P<s1>[a-z0-9][^\s\]]*/[^\s\]]+)\] ?(?P<rest>.*)$",
+    # one slash: TensorRT-LLM's lines begin with a date in brackets
+    "kubectl": r"^\[(?:pod/)?(?P<s1>[a-z0-9][^\s\]/]*/[^\s\]/]+)\] ?(?P<rest>.*)$",
     "cri": rf"^(?P<time>{_RFC3339}) std(?:out|err) (?P<flag>[FP])(?::\S*)? ?(?P<rest>.*)$",
     "logcli": (
         rf"^(?P<time>{_RFC3339}) \{{(?P<s1>(?:[\w.]+=\"[^\"]*\"(?:, ?)?)*)\}} +(?P<rest>.*)$"

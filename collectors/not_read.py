@@ -2,7 +2,7 @@
 
 They are told from words that only their writers use; a file that a collector claims exactly (vLLM's
 log with LMCache's lines in it, a JSON log of Dynamo around SGLang) is left to it. Sources: sgl-project/sglang
-managers/scheduler_metrics_mixin.py, NVIDIA/TensorRT-LLM serve/perf_metrics.py, llm-d and
+managers/scheduler_metrics_mixin.py, llm-d and
 kubernetes-sigs/gateway-api-inference-extension (zap logs), kvcache-ai/Mooncake (glog), LMCache,
 ai-dynamo/nixl, vllm-project/guidellm, kubernetes-sigs/inference-perf, ai-dynamo/aiperf.
 """
@@ -14,7 +14,7 @@ import re
 from pdtrace.errors import UnknownFormat
 from pdtrace.model import Head, Match, Sink, Source
 
-TITLE = "Recognised, not read yet (logs of SGLang, TensorRT-LLM, llm-d, Mooncake, LMCache, NIXL; GuideLLM; totals of benchmarks)"
+TITLE = "Recognised, not read yet (logs of SGLang, llm-d, Mooncake, LMCache, NIXL; GuideLLM; totals of benchmarks)"
 
 _METRICS = "its /metrics and its OTLP spans are read"
 _TOTALS = "totals over requests: the file with the single requests is read instead, where a collector knows it"
@@ -29,7 +29,6 @@ _NAMED: tuple[tuple[str, str, re.Pattern[bytes]], ...] = (
         rb"\((?:ProxyActor|ServeController) pid=\d|-- (?:CALL|GET|POST) \S+ (?:OK|ERROR|\d{3}) [\d.]+ms", re.MULTILINE)),
     ("SGLang bench_serving result", _METRICS, re.compile(
         rb'\A[^\n]{0,400}"backend"\s*:\s*"sglang[\w-]*"[^\n]{0,4000}"(?:total_output_tokens_retokenized|mean_ttft_ms)"')),
-    ("TensorRT-LLM log", _METRICS, re.compile(rb"\[TRT-LLM\] \[[IWEDVF]\]|^\[TensorRT-LLM\]\[(?:INFO|WARNING|ERROR)\]", re.MULTILINE)),
     ("trtllm-bench report", _TOTALS, re.compile(rb'"request_throughput_req_s"|"system_output_throughput_tok_s"')),
     ("llm-d endpoint picker log", _METRICS, re.compile(
         rb'"msg"\s*:\s*"EPP (?:received|sent) |"(?:caller|logger)"\s*:\s*"[^"]*(?:requestcontrol/|scheduling/|handlers/server\.go|backend/metrics/|epp/|scheduler_profile)')),

@@ -156,7 +156,6 @@ FOREIGN = [
     ("SGLang server log", "[2025-11-02 08:00:01 TP0] Prefill batch [7], #new-seq: 2, #new-token: 81, #queue-req: 5, \n"),
     ("SGLang server log", "[2025-11-02 08:00:02] Decode batch. #running-req: 12, #token: 4, gen throughput (token/s): 9.7, #queue-req: 2\n"),
     ("SGLang bench_serving result", '{"tag": null, "backend": "sglang", "dataset_name": "random", "duration": 3.2, "completed": 9, "mean_ttft_ms": 14.0}\n'),
-    ("TensorRT-LLM log", "[11/30/2025-08:00:01] [TRT-LLM] [I] [rank 0] iter = 118, host_step_time = 12.3ms\n"),
     ("llm-d endpoint picker log", '{"level":"info","ts":1796000000.5,"caller":"requestcontrol/director.go:9","msg":"Request handled","x-request-id":"a"}\n'),
     ("Mooncake log", "I1129 23:01:07.201009 30941 transfer_engine_impl.cpp:1170] [Metrics] Transfer Engine Stats (over last 2s): Throughput: 4.0 MB/s\n"),
     ("LMCache log", "[2025-06-21 20:59:57,672] LMCache INFO: Reqid: c-1, Total tokens 263, LMCache hit tokens: 256, need to load: 256\n"),

@@ -10,11 +10,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from pdtrace.model import Head, Match, Sink, Source
 
-from ._common import CUT_OFF, NOT_JSON, line_batches, list_items, loads
+from ._trtllm_json import polled
 from ._trtllm_records import Pair, Side, pair_of, side_of
 from ._trtllm_rows import ENGINE, Rows
 
@@ -114,7 +113,7 @@ class _Unheard:
 
 def _told(source: Source, out: Sink | _Unheard) -> Iterator[tuple[int, Pair | Side]]:
     """Records with their ordinals. One by one: they are nested, and no two versions have the same fields."""
-    for record, (value, damaged) in enumerate(_values(source)):
+    for record, (value, damaged) in enumerate(polled(source)):
         out.read(1)
         told = (pair_of(value) or side_of(value)) if isinstance(value, dict) else None
         if told is None:
@@ -129,44 +128,6 @@ def _timed(told: Pair | Side) -> bool:
     if isinstance(told, Side):
         return told.start is not None
     return told.arrival is not None or told.ctx is not None or told.gen is not None
-
-
-def _values(source: Source) -> Iterator[tuple[Any, str]]:
-    """What the lines hold, arrays opened, each with what is wrong with it; a file whose first line is no JSON is one value."""
-    for batch in line_batches(source):
-        for place, line in enumerate(batch.lines):
-            if not line.strip():
-                continue
-            try:
-                value = loads(line)
-            except ValueError:
-                if line.strip() in (b"[", b"{") or (batch.cut and not batch.first and not place):
-                    yield from _laid_out(source)
-                    return
-                last = batch.cut and place == len(batch.lines) - 1
-                yield from _broken(line, CUT_OFF if last else NOT_JSON)
-                continue
-            yield from ((item, "") for item in (value if isinstance(value, list) else [value]))
-
-
-def _laid_out(source: Source) -> Iterator[tuple[Any, str]]:
-    with source.open() as stream:
-        data = stream.read()
-    try:
-        value = loads(data)
-    except ValueError:
-        yield from _broken(data, CUT_OFF)
-        return
-    yield from ((item, "") for item in (value if isinstance(value, list) else [value]))
-
-
-def _broken(data: bytes, reason: str) -> Iterator[tuple[Any, str]]:
-    """The whole records of an array that was cut; the rest is one record that is not read."""
-    text = data.decode("utf-8", "replace").strip()
-    items, rest = list_items(text) if text.startswith("[") else ([], text)
-    yield from ((item, "") for item in items)
-    if rest:
-        yield None, reason
 
 
 def _half(side: Side) -> str | None:

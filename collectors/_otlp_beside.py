@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from pdtrace.model import Source
 
+    from ._otlp_json import Lines
     from ._otlp_lines import Decoded
 
 LEAST_BYTES = 32 << 20  # below, the other process would load its libraries for little
@@ -115,13 +116,13 @@ class Helper:
                 self._last = taken
         return number < self._blocks and number not in self._mine
 
-    def result(self, number: int, block: bytes) -> Given | None:
+    def result(self, number: int, lines: Lines) -> Given | None:
         """What the other process made of a block that it has begun; None when that cannot be used."""
         with self._lock:
             while number not in self._found and self._receive():
                 pass
             size, mark, given = self._found.pop(number, (0, 0, None))
-        return given if (size, mark) == _looks(block) else None
+        return given if (size, mark) == _looks(lines) else None
 
     def _receive(self) -> bool:
         try:
@@ -176,44 +177,47 @@ class Helper:
         """Decode blocks until none is left."""
         from . import _otlp_json as otlp_json
         from ._otlp_alike import Patterns
+        from ._otlp_bytes import PADDING
         from ._otlp_lines import lines_work
         from ._otlp_resources import Resources
 
         self._close("_credit", "_results")
         resources, patterns, known = Resources(), Patterns(), 0
-        wanted = self._next()
+        spellings, wanted = otlp_json.Spellings(), self._next()
         with Path(self.path).open("rb") as stream:
-            start = stream.read(otlp_json.BLOCK_BYTES)
-            blocks = lines_work(start, stream, patterns) if otlp_json.is_lines(start) else iter(())
-            for number, (block, work) in enumerate(blocks):
+            if not otlp_json.is_lines(stream.read(otlp_json.BLOCK_BYTES)):
+                return
+            file = stream.fileno()
+            for number, (begin, end) in enumerate(otlp_json.line_places(file)):
                 if wanted is None:
                     return
                 if number == wanted:
-                    decoded = work(resources, self.keep_content)
+                    lines = otlp_json.Lines([os.pread(file, end - begin, begin), PADDING])
+                    decoded = lines_work(lines, spellings, patterns)(resources, self.keep_content)
                     learned = b"" if patterns.count == known else pickle.dumps(patterns.state())
                     known = patterns.count
-                    self._send(number, block, decoded, resources.take(), learned)
+                    self._send(number, lines, decoded, resources.take(), learned)
                     wanted = self._next()
 
     def _send(
         self,
         number: int,
-        block: bytes,
+        lines: Lines,
         decoded: Decoded,
         resources: pa.Table | None,
         learned: bytes,
     ) -> None:
         rows, others = decoded.spans, decoded.requests
         if rows is None or others.logs or others.metrics or others.problems:
-            os.write(self._result, _MESSAGE.pack(number, *_looks(block), 0, 0, 0, 0))
+            os.write(self._result, _MESSAGE.pack(number, *_looks(lines), 0, 0, 0, 0))
             return
-        spans, more = _bytes(rows.spans), _bytes(resources)
+        parts = _bytes(rows.spans), _bytes(resources), learned
         if not os.read(self._credits, 1):
             raise BrokenPipeError  # nobody is there
-        _write(self._slots[self._taken % SLOTS], spans + more + learned)
+        _write(self._slots[self._taken % SLOTS], parts)
         self._taken += 1
-        sizes = len(spans), len(more), len(learned)
-        os.write(self._result, _MESSAGE.pack(number, *_looks(block), *sizes, rows.withheld))
+        sizes = map(len, parts)
+        os.write(self._result, _MESSAGE.pack(number, *_looks(lines), *sizes, rows.withheld))
 
 
 _running: list[Helper] = []
@@ -308,21 +312,21 @@ def _apart(serve: Callable[[Helper], None], helper: Helper) -> NoReturn:
     os._exit(0)
 
 
-def _looks(block: bytes) -> tuple[int, int]:
+def _looks(lines: Lines) -> tuple[int, int]:
     """Length of a block and a mark of its beginning and end."""
-    return len(block), crc32(block[-_MARKED_BYTES:], crc32(block[:_MARKED_BYTES]))
+    first, last = lines.ends(_MARKED_BYTES)
+    return len(lines), crc32(last, crc32(first))
 
 
-def _bytes(table: pa.Table | None) -> bytes:
+def _bytes(table: pa.Table | None) -> memoryview:
     import pyarrow as pa
 
     if table is None:
-        return b""
+        return memoryview(b"")
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    found: bytes = sink.getvalue().to_pybytes()
-    return found
+    return memoryview(sink.getvalue())
 
 
 def _table(data: bytes, start: int, size: int) -> Any:
@@ -333,7 +337,10 @@ def _table(data: bytes, start: int, size: int) -> Any:
     return pa.ipc.open_stream(pa.py_buffer(data).slice(start, size)).read_all()
 
 
-def _write(place: int, data: bytes) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(place, memoryview(data)[done:], done)
+def _write(place: int, parts: Sequence[bytes | memoryview]) -> None:
+    at = 0
+    for part in parts:
+        done = 0
+        while done < len(part):
+            done += os.pwrite(place, memoryview(part)[done:], at + done)
+        at += done

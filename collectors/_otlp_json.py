@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ import pyarrow.json as pj
 from ._otlp_attributes import ALIKE, LIFTED
 
 BLOCK_BYTES = 8 << 20
+_LOOK_BYTES = 64 << 10
+_SECOND_LINE = re.compile(rb'\s*\{\s*"')
 
 
 @dataclass(frozen=True)
@@ -204,33 +207,82 @@ def _check_utf8(block: bytes | pa.Buffer) -> None:
     pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(block)]).cast(pa.string())
 
 
-def line_blocks(
-    first: bytes, stream: IO[bytes], padding: bytes = b""
-) -> Iterator[tuple[bytes, bool]]:
-    """Blocks of whole lines; True with the last one when it has no newline at its end."""
-    parts: list[bytes] = [first]
+@dataclass
+class Lines:
+    """Whole lines of a file, as the pieces in which they were read: who has them from elsewhere need not join these."""
+
+    pieces: list[bytes | memoryview]
+    cut: bool = False  # no newline at the end
+
+    def text(self) -> bytes:
+        """All of them as one."""
+        return bytes(self.pieces[0]) if len(self.pieces) == 1 else b"".join(self.pieces)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.pieces))
+
+    def ends(self, size: int) -> tuple[bytes, bytes]:
+        """The first and the last so many bytes."""
+        first, last = b"", b""
+        for piece in self.pieces:
+            first += piece[: size - len(first)]
+        for piece in reversed(self.pieces):
+            last = bytes(piece[max(len(piece) - size + len(last), 0) :]) + last
+        return first, last
+
+
+def line_blocks(first: bytes, stream: IO[bytes], padding: bytes = b"") -> Iterator[Lines]:
+    """Blocks of whole lines (line_places() tells where they are in a file)."""
+    parts: list[bytes | memoryview] = [first]
     while block := stream.read(BLOCK_BYTES):
         end = block.rfind(b"\n")
         if end < 0:
             parts.append(block)
             continue
-        yield b"".join([*parts, memoryview(block)[: end + 1], padding]), False
+        yield Lines([*parts, memoryview(block)[: end + 1], padding])
         parts = [block[end + 1 :]]
     rest = b"".join(parts)
     end = rest.rfind(b"\n") + 1
     if end:
-        yield rest[:end], False
+        yield Lines([rest[:end]])
     if rest[end:].strip():
-        yield rest[end:], True
+        yield Lines([rest[end:]], cut=True)
+
+
+def line_places(file: int) -> Iterator[tuple[int, int]]:
+    """Where the same blocks begin and end in a file, but for what follows the last one that a padding follows.
+
+    Only the ends of blocks are looked at.
+    """
+    begin, low, size = 0, BLOCK_BYTES, os.fstat(file).st_size
+    while low < size:
+        high = min(low + BLOCK_BYTES, size)
+        end = _behind_last_newline(file, low, high)
+        if end:
+            yield begin, end
+            begin = end
+        low = high
+
+
+def _behind_last_newline(file: int, low: int, high: int) -> int:
+    """The place behind the last newline between two places; 0 where there is none."""
+    while high > low:
+        start = max(low, high - _LOOK_BYTES)
+        found = os.pread(file, high - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        high = start
+    return 0
 
 
 def is_lines(start: bytes) -> bool:
     """Whether a file that begins so is JSON lines (also one alone), not one long document."""
     text = start.lstrip()
-    line, newline, rest = text.partition(b"\n")
+    end = text.find(b"\n")
+    line = text if end < 0 else text[:end]
     if line.startswith(b"["):
         return False
-    if not newline or re.match(rb'\s*\{\s*"', rest):
+    if end < 0 or _SECOND_LINE.match(text, end + 1):
         return True
     try:
         orjson.loads(line)

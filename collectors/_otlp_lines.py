@@ -13,7 +13,7 @@ from ._otlp_alike import Patterns
 from ._otlp_beside import Helper
 from ._otlp_bytes import PADDING
 from ._otlp_columns import SpanRows, span_rows
-from ._otlp_json import Spellings
+from ._otlp_json import Lines, Spellings
 from ._otlp_json_walk import canonical
 from ._otlp_lifted import lift
 from ._otlp_requests import Requests, requests_of_document, requests_of_lines
@@ -38,9 +38,9 @@ def json_work(start: bytes, stream: IO[bytes], helper: Helper | None = None) -> 
         patterns = Patterns()
         if helper is not None:
             helper.learn = patterns.adopt
-        for number, (block, work) in enumerate(lines_work(start, stream, patterns)):
+        for number, (lines, work) in enumerate(_blocks_work(start, stream, patterns)):
             mine = helper is None or not helper.has_begun(number)
-            yield work if helper is None or mine else _helped(helper, number, block, work)
+            yield work if helper is None or mine else _helped(helper, number, lines, work)
         return
     parts = [start]
     while block := stream.read(otlp_json.BLOCK_BYTES):
@@ -48,16 +48,18 @@ def json_work(start: bytes, stream: IO[bytes], helper: Helper | None = None) -> 
     yield _document_work(b"".join(parts))
 
 
-def lines_work(start: bytes, stream: IO[bytes], patterns: Patterns) -> Iterator[tuple[bytes, Work]]:
+def _blocks_work(
+    start: bytes, stream: IO[bytes], patterns: Patterns
+) -> Iterator[tuple[Lines, Work]]:
     """Blocks of whole lines, each with what decodes it."""
     spellings = Spellings()
-    for block, cut in otlp_json.line_blocks(start, stream, PADDING):
-        yield block, _lines_work(block, spellings, patterns, cut)
+    for lines in otlp_json.line_blocks(start, stream, PADDING):
+        yield lines, lines_work(lines, spellings, patterns)
 
 
-def _helped(helper: Helper, number: int, block: bytes, work: Work) -> Work:
+def _helped(helper: Helper, number: int, lines: Lines, work: Work) -> Work:
     def decode(resources: Resources, keep_content: bool) -> Decoded:
-        given = helper.result(number, block)
+        given = helper.result(number, lines)
         if given is None:
             return work(resources, keep_content)
         resources.adopt(given.resources)
@@ -66,8 +68,11 @@ def _helped(helper: Helper, number: int, block: bytes, work: Work) -> Work:
     return decode
 
 
-def _lines_work(block: bytes, spellings: Spellings, patterns: Patterns, cut: bool) -> Work:
+def lines_work(lines: Lines, spellings: Spellings, patterns: Patterns) -> Work:
+    """What decodes these lines."""
+
     def decode(resources: Resources, keep_content: bool) -> Decoded:
+        block = lines.text()
         for rest in rests(block, patterns):
             for take in (lift, _as_it_is):
                 text, lifted = take(rest.text)
@@ -90,7 +95,7 @@ def _lines_work(block: bytes, spellings: Spellings, patterns: Patterns, cut: boo
                 except pa.ArrowInvalid:  # integers that are none, or do not fit
                     continue
                 return Decoded(rows)
-        return walked(requests_of_lines(block, cut=cut), resources, keep_content)
+        return walked(requests_of_lines(block, cut=lines.cut), resources, keep_content)
 
     return decode
 

@@ -10,6 +10,8 @@ from textwrap import dedent
 
 import pytest
 
+from pdtrace.collectors import _otlp_json
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there only")
 
 # Run in a process of its own: another may only begin where nothing is loaded yet.
@@ -177,3 +179,28 @@ def test_where_few_files_may_be_open_none_is_taken_away(file: Path, least: int) 
         check=False,
     )
     assert (done.stdout, done.stderr) == ("[] 9\n", "")
+
+
+@pytest.mark.parametrize(
+    "lengths", [[7] * 40, [90, 3, 250, 1, 1, 60], [130], [10, 10, 400], [49, 0, 0, 51, 99, 5]]
+)
+@pytest.mark.parametrize("ended", [True, False])
+def test_blocks_are_where_their_places_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: list[int], ended: bool
+) -> None:
+    """Lines that end at a block's border, are longer than blocks, empty, or lack their end."""
+    monkeypatch.setattr(_otlp_json, "BLOCK_BYTES", 50)
+    monkeypatch.setattr(_otlp_json, "_LOOK_BYTES", 16)
+    text = b"\n".join(bytes([65 + n]) * length for n, length in enumerate(lengths)) + b"\n" * ended
+    path = tmp_path / "lines"
+    path.write_bytes(text)
+    with path.open("rb") as file:
+        places = list(_otlp_json.line_places(file.fileno()))
+        blocks = list(_otlp_json.line_blocks(file.read(50), file, b"  "))
+    padded = [b"".join(lines.pieces[:-1]) for lines in blocks if len(lines.pieces) > 1]
+    assert [text[begin:end] for begin, end in places] == padded
+    assert b"".join([*padded, *(lines.text() for lines in blocks if len(lines.pieces) == 1)]) == text  # fmt: skip
+    assert [lines.cut for lines in blocks if lines.cut] == [True] * (not ended)
+    for lines in blocks:
+        whole = lines.text()
+        assert (len(lines), lines.ends(9)) == (len(whole), (whole[:9], whole[-9:]))

@@ -224,7 +224,7 @@ def transfers(tree: Tree, requests: pl.DataFrame) -> pl.DataFrame:
     return sent.filter(start.is_not_null()).select(
         pl.coalesce("of", "source").alias("source"),
         "leg",
-        pl.coalesce("request_id", "room").alias("request_id"),
+        pl.coalesce("request_id", pl.format("bootstrap_room={}", "room")).alias("request_id"),
         pl.col("worker").alias("source_worker"),
         start.alias("start_ns"),
         end.alias("end_ns"),

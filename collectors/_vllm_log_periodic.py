@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ._common import number
-from ._vllm_log_config import python_repr
+from ._python_repr import python_repr
 from ._vllm_log_runs import Run
 
 SECOND_NS = 1_000_000_000

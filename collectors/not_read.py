@@ -1,8 +1,7 @@
 """Files of systems that have no collector here: named, with what pdtrace can read of the same run instead.
 
 They are told from words that only their writers use; a file that a collector claims exactly (vLLM's
-log with LMCache's lines in it, a JSON log of Dynamo around SGLang) is left to it. Sources: sgl-project/sglang
-managers/scheduler_metrics_mixin.py, llm-d and
+log with LMCache's lines in it) is left to it. Sources: llm-d and
 kubernetes-sigs/gateway-api-inference-extension (zap logs), kvcache-ai/Mooncake (glog), LMCache,
 ai-dynamo/nixl, vllm-project/guidellm, kubernetes-sigs/inference-perf, ai-dynamo/aiperf.
 """
@@ -14,14 +13,11 @@ import re
 from pdtrace.errors import UnknownFormat
 from pdtrace.model import Head, Match, Sink, Source
 
-TITLE = "Recognised, not read yet (logs of SGLang, llm-d, Mooncake, LMCache, NIXL; GuideLLM; totals of benchmarks)"
+TITLE = "Recognised, not read yet (logs of llm-d, Mooncake, LMCache, NIXL; GuideLLM; totals of benchmarks)"
 
 _METRICS = "its /metrics and its OTLP spans are read"
 _TOTALS = "totals over requests: the file with the single requests is read instead, where a collector knows it"
 _NAMED: tuple[tuple[str, str, re.Pattern[bytes]], ...] = (
-    ("SGLang server log", _METRICS, re.compile(
-        rb"^.{0,120}\] (?:Prefill|Decode) batch(?: \[\d+\])?[.,] #|^.{0,120}server_args=ServerArgs\(|"
-        rb"^.{0,120}\b(?:Receive|Finish): obj=\w+ReqInput\(|^.{0,120}\bReq ?Time ?Stats\(rid=", re.MULTILINE)),
     ("SGLang router log", "its /metrics and its OTLP spans are read", re.compile(
         rb"\b(?:INFO|DEBUG|WARN|ERROR)\s*(?:\x1b\[[0-9;]*m)*\s*(?:sglang_router(?:_rs)?|smg|sgl_model_gateway|model_gateway)::")),
     ("vLLM router log (Rust)", "its OTLP spans are read: --enable-trace", re.compile(rb"\bvllm_router(?:_rs)?::\w+")),

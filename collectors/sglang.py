@@ -15,15 +15,9 @@ from pdtrace.model import Claims, Sink
 
 from ._spans_only import read, sniff
 
-__all__ = ["CLAIMS", "ENGINE", "SWITCHES", "TITLE", "interpret", "read", "sniff"]
+__all__ = ["CLAIMS", "ENGINE", "TITLE", "interpret", "read", "sniff"]
 TITLE = "SGLang (spans)"
 ENGINE = "SGLang"
-
-SWITCHES = {
-    "queue_time": "--enable-trace --otlp-traces-endpoint HOST:4317, or --enable-request-time-stats-logging for a line a request",
-    "prefill_time": "--enable-trace --otlp-traces-endpoint HOST:4317",
-    "token_times": "--enable-trace with trace level 3 (SGLANG_TRACE_LEVEL=3, the default): one span a decode iteration",
-}  # fmt: skip
 
 _LATENCIES = {
     "gen_ai.latency.time_to_first_token": "request created in the API server to its first token there",

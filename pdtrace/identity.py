@@ -11,6 +11,7 @@ from pdtrace import _identity_files as files
 from pdtrace import _identity_groups as groups
 from pdtrace import _identity_latency as latency
 from pdtrace import _identity_names as bare_names
+from pdtrace import _identity_rooms as rooms
 from pdtrace._graph import Ints, components
 from pdtrace._identity_legs import load, weak
 from pdtrace._worker_union import unite
@@ -42,6 +43,7 @@ def link(store: Store) -> None:
     _write_deployments(store, found, ids, hinted)
     unite(store)
     bare_names.resolve(store)
+    rooms.unite(store)
 
 
 def joined(legs: pl.DataFrame, parent: Ints, links: list[tuple[str, str]]) -> groups.Groups:

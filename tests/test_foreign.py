@@ -153,8 +153,6 @@ FOREIGN = [
     ("Ray Serve log", "(ServeReplica:default:LLM pid=42953) INFO 2025-07-18 09:58:20,002 default_LLM x d015 -- CALL llm_config OK 2.7ms\n"),
     ("SGLang router log", "2025-11-04 10:05:37  INFO sglang_router_rs::server: src/server.rs:928: Initializing data connector: Memory\n"),
     ("llm-d inference simulator log", 'I0213 16:51:54.131927       1 helpers.go:76] "Configuration:" =<\n'),
-    ("SGLang server log", "[2025-11-02 08:00:01 TP0] Prefill batch [7], #new-seq: 2, #new-token: 81, #queue-req: 5, \n"),
-    ("SGLang server log", "[2025-11-02 08:00:02] Decode batch. #running-req: 12, #token: 4, gen throughput (token/s): 9.7, #queue-req: 2\n"),
     ("SGLang bench_serving result", '{"tag": null, "backend": "sglang", "dataset_name": "random", "duration": 3.2, "completed": 9, "mean_ttft_ms": 14.0}\n'),
     ("llm-d endpoint picker log", '{"level":"info","ts":1796000000.5,"caller":"requestcontrol/director.go:9","msg":"Request handled","x-request-id":"a"}\n'),
     ("Mooncake log", "I1129 23:01:07.201009 30941 transfer_engine_impl.cpp:1170] [Metrics] Transfer Engine Stats (over last 2s): Throughput: 4.0 MB/s\n"),
@@ -180,7 +178,7 @@ def test_a_file_without_a_collector_is_named_and_not_misread(name: str, text: st
 
 def test_vllms_log_with_lmcaches_lines_is_vllms() -> None:
     stats = "(APIServer pid=8) INFO 11-30 08:10:11 [loggers.py:248] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 6.2 tokens/s, Running: 4 reqs, Waiting: 6 reqs, GPU KV cache usage: 9.0%\n"
-    assert matches(stats + FOREIGN[7][1])[0][0] == "vllm_log"
+    assert matches(stats + dict(FOREIGN)["LMCache log"])[0][0] == "vllm_log"
 
 
 RUNS = [

@@ -14,7 +14,8 @@ import pytest
 import pdtrace
 from pdtrace.api import Trace
 from pdtrace.collectors import vllm_log
-from pdtrace.collectors._vllm_log_config import python_repr, read_line
+from pdtrace.collectors._python_repr import python_repr
+from pdtrace.collectors._vllm_log_config import read_line
 from pdtrace.ingest import Options
 from pdtrace.inputs import expand
 

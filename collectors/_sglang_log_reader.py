@@ -201,6 +201,10 @@ class Reader:
         found = found.with_columns(
             self._workers(found),
             role=pl.coalesce("stats_role", of_run(roles)),
+            role_basis=pl.when(pl.col("stats_role").is_not_null())
+            .then(pl.lit("log"))
+            .when(of_run(roles).is_not_null())
+            .then(pl.lit("config")),
             model=of_run(models),
             leg=pl.concat_str(of_run(label), pl.lit("/"), "rid", again),
         )

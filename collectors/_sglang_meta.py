@@ -71,11 +71,10 @@ def legs(frame: pl.DataFrame) -> pl.DataFrame:
     length = pl.coalesce(pl.col("e2e_latency") * 1e3, (end - start) / 1e6)
     ttft = pl.when(pl.col("fine") | pl.col("exact")).then((first - start) / 1e6)
     return frame.select(
-        "record", "leg", "worker", "role", "start_ns", "end_ns", "status", "finish_reason", "error", "model",
+        "record", "leg", "worker", "role", "role_basis", "start_ns", "end_ns", "status", "finish_reason", "error", "model",
         pl.col("rid").alias("request_id"),
         pl.col("rid").alias("external_id"),
         pl.col("room").alias("bootstrap_room"),
-        pl.when(pl.col("role").is_not_null()).then(pl.lit("log")).alias("role_basis"),
         pl.lit("engine").alias("observer"),
         pl.lit(value=False).alias("container"),
         pl.lit(model.WALL).alias("clock"),

@@ -23,8 +23,6 @@ _NAMED: tuple[tuple[str, str, re.Pattern[bytes]], ...] = (
     ("vLLM router log (Rust)", "its OTLP spans are read: --enable-trace", re.compile(rb"\bvllm_router(?:_rs)?::\w+")),
     ("Ray Serve log", "its engines' own lines, /metrics and traces are read", re.compile(
         rb"\((?:ProxyActor|ServeController) pid=\d|-- (?:CALL|GET|POST) \S+ (?:OK|ERROR|\d{3}) [\d.]+ms", re.MULTILINE)),
-    ("SGLang bench_serving result", _METRICS, re.compile(
-        rb'\A[^\n]{0,400}"backend"\s*:\s*"sglang[\w-]*"[^\n]{0,4000}"(?:total_output_tokens_retokenized|mean_ttft_ms)"')),
     ("trtllm-bench report", _TOTALS, re.compile(rb'"request_throughput_req_s"|"system_output_throughput_tok_s"')),
     ("llm-d endpoint picker log", _METRICS, re.compile(
         rb'"msg"\s*:\s*"EPP (?:received|sent) |"(?:caller|logger)"\s*:\s*"[^"]*(?:requestcontrol/|scheduling/|handlers/server\.go|backend/metrics/|epp/|scheduler_profile)')),

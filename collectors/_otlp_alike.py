@@ -198,8 +198,9 @@ class _Search:
 
     def __init__(self, block: Block, starts: np.ndarray) -> None:
         self._block, self._starts = block, starts
-        self._quotes = np.append(block.quotes, len(block.raw) - 1)
-        self._base = np.searchsorted(self._quotes, starts)
+        # Both with 32 bits: a search would copy the quotes, a million in a block, to have them alike.
+        self._quotes = np.append(block.quotes, np.int32(len(block.raw) - 1))
+        self._base = np.searchsorted(self._quotes, starts.astype(np.int32))
         # Quotes up to the next start, which are the span's own unless it is the last of its list or
         # has a list of links, which start like spans.
         self._counts = np.diff(self._base, append=len(self._quotes))

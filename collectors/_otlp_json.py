@@ -233,28 +233,24 @@ class Lines:
 
 def line_blocks(first: bytes, stream: IO[bytes], padding: bytes = b"") -> Iterator[Lines]:
     """Blocks of whole lines (line_places() tells where they are in a file)."""
-    parts: list[bytes | memoryview] = [first]
-    while block := stream.read(BLOCK_BYTES):
+    parts: list[bytes | memoryview] = []
+    block = first
+    while block:
         end = block.rfind(b"\n")
         if end < 0:
             parts.append(block)
-            continue
-        yield Lines([*parts, memoryview(block)[: end + 1], padding])
-        parts = [block[end + 1 :]]
+        else:
+            yield Lines([*parts, memoryview(block)[: end + 1], padding])
+            parts = [block[end + 1 :]]
+        block = stream.read(BLOCK_BYTES)
     rest = b"".join(parts)
-    end = rest.rfind(b"\n") + 1
-    if end:
-        yield Lines([rest[:end]])
-    if rest[end:].strip():
-        yield Lines([rest[end:]], cut=True)
+    if rest.strip():
+        yield Lines([rest], cut=True)
 
 
 def line_places(file: int) -> Iterator[tuple[int, int]]:
-    """Where the same blocks begin and end in a file, but for what follows the last one that a padding follows.
-
-    Only the ends of blocks are looked at.
-    """
-    begin, low, size = 0, BLOCK_BYTES, os.fstat(file).st_size
+    """Where the same blocks begin and end in a file, but for one behind its last newline: only their ends are looked at."""
+    begin, low, size = 0, 0, os.fstat(file).st_size
     while low < size:
         high = min(low + BLOCK_BYTES, size)
         end = _behind_last_newline(file, low, high)

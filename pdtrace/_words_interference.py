@@ -8,6 +8,7 @@ from pdtrace._words import Row, Words, sentence
 from pdtrace.numbers import duration, plural, seconds, share
 
 NOT_FASTER = "Taking the cause away makes streams steadier; that is not the same as faster."
+SAID_AGAIN, MOSTLY_AGAIN = 0.05, 0.5  # parts of the loss from which on it is said, and comes first
 LEAST_STRETCHES = 12  # of counters; fewer say nothing
 CHANCE = 0.01  # a rank correlation of counters that chance gives more often says nothing
 SHOWN = 5  # workers without a flag that get a line of their own
@@ -25,23 +26,63 @@ def prefill_interference(row: Row) -> Words:
     """Decode time taken by others' prompts."""
     least = "at least " if row["level"] == "C" else ""
     return Words(
-        title=f"prompts of others held decodes up for {least}{seconds(row['value'])}: "
+        title=f"{_cause(row)} held decodes up for {least}{seconds(row['value'])}: "
         f"{share(row['share'])} of decode time",
         detail=sentence(
             f"Interval {seconds(row['interval_low'])} to {seconds(row['interval_high'])}, "
             f"from {_levels(row['levels'])}; the denominator is {_denominator(row['levels'])}, "
             f"{seconds(row['decode_s'])}{_counted(row['levels'])}.",
             _steps(row),
+            _again(row),
             _tokens(row),
             _shift(row),
             _who(row),
             _others(row),
         ),
         assumptions=_assumptions(row),
-        suggestions=(
-            "a lower token budget of a step (chunked prefill), a cap on long prefills, or other"
-            " workers for long prompts. " + NOT_FASTER,
-        ),
+        suggestions=_suggestions(row),
+    )
+
+
+def _part_again(row: Row) -> float:
+    """Part of the loss that preempted requests took by being computed again."""
+    return (row["again_lost_s"] or 0.0) / row["value"] if row["value"] else 0.0
+
+
+def _cause(row: Row) -> str:
+    part = _part_again(row)
+    if part < SAID_AGAIN:
+        return "prompts of others"
+    if part > 1 - SAID_AGAIN:
+        return "preempted requests, computed again,"
+    named = ("preempted requests, computed again,", "prompts of others")
+    return " and ".join(named if part >= MOSTLY_AGAIN else named[::-1])
+
+
+def _again(row: Row) -> str | None:
+    if _part_again(row) < SAID_AGAIN:
+        return None
+    return (
+        f"{seconds(row['again_lost_s'])} of it went into computing again what preempted requests had lost for want of"
+        " KV space; new prompts took the rest."
+    )
+
+
+def _suggestions(row: Row) -> tuple[str, ...]:
+    part = _part_again(row)
+    fewer = (
+        "fewer requests admitted at once, or more KV cache, so that none is preempted and computed again",
+    )
+    prompts = (
+        "a lower token budget of a step (chunked prefill), a cap on long prefills, or other"
+        " workers for long prompts. " + NOT_FASTER,
+    )
+    if part > 1 - SAID_AGAIN:
+        return fewer
+    return (
+        (fewer + prompts if part >= MOSTLY_AGAIN else prompts + fewer)
+        if part >= SAID_AGAIN
+        else prompts
     )
 
 

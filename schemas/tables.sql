@@ -615,6 +615,7 @@ CREATE TABLE interference_steps (
   prefill_only_lost_s DOUBLE, -- part of lost_s from prefill-only steps, a lower bound
   plain_lost_s DOUBLE,       -- cross-check: mixed steps' excess over the decode-only median, x requests decoding
   capped_s DOUBLE,           -- seconds of excess not blamed on prefill, being far above what such prompts cost; NULL without a cost fit
+  again_lost_s DOUBLE,       -- of lost_s: taken by preempted requests that were computed again, by their tokens in each step; 0 none
   flagged BOOLEAN,           -- interference is shown: lost_ratio_low > 0.01 and at least 5 affected steps; NULL cannot tell
   note VARCHAR               -- what limits the numbers, or why there are none
 );

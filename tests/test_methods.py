@@ -79,9 +79,24 @@ def test_a_preempted_request_that_is_computed_again_as_generation_is_a_prefill()
     result, losses = interference(steps(rows), "w", "d", "aggregated")
     row = result.row(0, named=True)
     assert row["lost_s"] == pytest.approx(20 * 4 * 0.010, rel=0.01)
+    assert row["again_lost_s"] == row["lost_s"]  # no new prompt took any of it
     assert losses["residents"].unique().to_list() == [4]
     assert losses.select("prefill_requests", "prefill_tokens").unique().rows() == [(1, 100)]
     assert "20 steps that computed preempted requests again count as prefill" in row["note"]
+
+
+def test_what_is_computed_again_beside_a_new_prompt_takes_its_part_by_tokens() -> None:
+    rows = []
+    for seq in range(1000):
+        both = seq % 50 == 49  # 100 tokens computed again and a prompt of 300: +40 ms
+        more = {"decode_tokens": 104 if both else 4, "prompts": [300] if both else []}
+        rows.append(
+            step(seq, (49.0 if both else 9.0) + 0.001 * (seq % 7), 5 if both else 4, **more)
+        )
+    row = only(rows)
+    assert row["lost_s"] == pytest.approx(20 * 4 * 0.040, rel=0.01)
+    assert row["again_lost_s"] == pytest.approx(row["lost_s"] / 4)
+    assert only(run())["again_lost_s"] == 0.0
 
 
 @pytest.mark.parametrize("every", [50, 6])

@@ -184,6 +184,26 @@ def test_prefill_interference_says_where_it_was_judged_and_where_it_cannot_be() 
     )
 
 
+@pytest.mark.parametrize(
+    ("again", "title", "advice"),
+    [
+        (None, "prompts of others held", "a lower token budget"),
+        (0.1, "prompts of others held", "a lower token budget"),
+        (1.0, "prompts of others and preempted requests, computed again, held", "a lower token budget"),
+        (3.0, "preempted requests, computed again, and prompts of others held", "fewer requests admitted"),
+        (4.0, "preempted requests, computed again, held", "fewer requests admitted"),
+    ],
+)  # fmt: skip
+def test_what_preempted_requests_took_is_not_said_of_the_prompts_of_others(
+    again: float | None, title: str, advice: str
+) -> None:
+    assert (
+        _words_interference._cause({"value": 4.0, "again_lost_s": again}) == title[: -len(" held")]
+    )
+    tried = _words_interference._suggestions({"value": 4.0, "again_lost_s": again})
+    assert tried[0].startswith(advice)
+
+
 def test_periodic_counters_are_consistent_with_interference_and_never_more() -> None:
     row = {"worker": "w", "name": "w", "stretches": 40, "stretch_s": 5.0, "measure": "gap",
            "few_ms": 8.0, "many_ms": 15.0, "correlation": 0.7, "correlation_p": 1e-5}  # fmt: skip

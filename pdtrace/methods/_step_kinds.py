@@ -35,6 +35,7 @@ class Steps:
     prefill_only: Bools
     pulled: Bools
     again: Bools  # a preempted request was computed again
+    again_tokens: Floats  # tokens computed again, of `tokens`; 0 none
 
 
 def classify(frame: pl.DataFrame, consumer: bool) -> Steps:
@@ -63,6 +64,7 @@ def classify(frame: pl.DataFrame, consumer: bool) -> Steps:
         tokens=np.where(prefill, tokens, 0.0),
         decode_only=(decodes > 0) & ~prefill & (elapsed > 0), mixed=(decodes > 0) & prefill,
         prefill_only=(decodes == 0) & prefill, pulled=pulled, again=again > 0,
+        again_tokens=again,
     )  # fmt: skip
 
 

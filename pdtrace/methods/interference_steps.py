@@ -75,6 +75,7 @@ RESULT_SCHEMA: dict[str, type[pl.DataType]] = {
     "lost_low_s": pl.Float64, "lost_high_s": pl.Float64, "decode_s": pl.Float64,
     "lost_ratio": pl.Float64, "lost_ratio_low": pl.Float64, "lost_ratio_high": pl.Float64,
     "prefill_only_lost_s": pl.Float64, "plain_lost_s": pl.Float64, "capped_s": pl.Float64,
+    "again_lost_s": pl.Float64,
     "flagged": pl.Boolean, "note": pl.String,
 }  # fmt: skip
 LOSSES_SCHEMA: dict[str, type[pl.DataType]] = {
@@ -165,6 +166,8 @@ def _rank(frame: pl.DataFrame, consumer: bool) -> tuple[dict[str, Any], pl.DataF
     result["lost_low_s"] -= float((open_ns * residents)[affected & steps.mixed].sum()) / 1e9
     unsure = residents - surely_decoded(steps, residents)
     result["lost_low_s"] -= float((capped * unsure)[affected].sum()) / 1e9
+    of_again = steps.again_tokens / np.where(steps.again, steps.tokens, 1.0)
+    result["again_lost_s"] = float((lost * of_again).sum())
     result["capped_s"] = None if cut is None else float((cut * residents)[affected].sum() / 1e9)
     if cut is not None and affected.sum() < SURE_COSTS:
         # so few do not tell for sure what a prompt costs: what was called a pause may be cost

@@ -6,7 +6,8 @@
 -- is the decode time of the flagged workers as their level counts it, not the decode time of request
 -- spans. Removing interference would make streams steadier; that is not the same as faster. Culprits
 -- and victims come from the steps where these name their members, else from token times (level B),
--- also where the sum comes from steps. Severity: warning from 5 % of decode time on, info below.
+-- also where the sum comes from steps. Where steps show that preempted requests were computed again,
+-- their part is in the value and told apart (again_lost_s). Severity: warning from 5 % of decode time on, info below.
 -- Level A: engine steps, all of them. B: token times and prefill intervals. C: durations of requests.
 --
 -- grain:   one row per deployment
@@ -41,6 +42,7 @@
 --   mixed_p50_ms        DOUBLE     ms  median mixed step (of the worker that lost most)
 --   plain_lost_s        DOUBLE     s  cross-check: plain excess of mixed steps over the decode-only median
 --   capped_s            DOUBLE     s  excess not blamed on prefill, being far above what such prompts cost
+--   again_lost_s        DOUBLE     s  of value: taken by preempted requests that were computed again, not by prompts; NULL without steps
 --   longest_step_ms     DOUBLE     ms  longest step that held decodes up
 --   events              BIGINT     single stalls called from token times; NULL without
 --   event_ms            DOUBLE     ms  smallest loss that is called (of the worker that lost most)
@@ -153,7 +155,8 @@ stepwise AS (
     sum(s.prefill_only_steps)::BIGINT AS prefill_only_steps,
     arg_max(s.decode_only_p50_ms, s.lost_s) AS decode_only_p50_ms,
     arg_max(s.mixed_p50_ms, s.lost_s) AS mixed_p50_ms,
-    sum(s.plain_lost_s) AS plain_lost_s, sum(s.capped_s) AS capped_s
+    sum(s.plain_lost_s) AS plain_lost_s, sum(s.capped_s) AS capped_s,
+    sum(s.again_lost_s) AS again_lost_s
   FROM interference_steps AS s
   JOIN flagged_worker AS f ON f.worker = s.worker AND f.level = 'A'
   WHERE s.flagged
@@ -194,8 +197,8 @@ SELECT t.deployment,
   coalesce(n.victims, []) AS victims,
   levels, g.named_by, k.ranks, k.mixed_ranks, decode_s, share_low,
   affected_steps, mixed_steps, prefill_only_steps, decode_only_p50_ms, mixed_p50_ms, plain_lost_s,
-  capped_s, longest_step_ms, events, event_ms, tail_explained_ratio, gaps_lost_s, best_shift_ms,
-  shift_worker, shift_label, workers_judged, workers_unknown, coalesce(notes, []) AS notes
+  capped_s, again_lost_s, longest_step_ms, events, event_ms, tail_explained_ratio, gaps_lost_s,
+  best_shift_ms, shift_worker, shift_label, workers_judged, workers_unknown, coalesce(notes, []) AS notes
 FROM total AS t
 JOIN judged AS j ON j.deployment IS NOT DISTINCT FROM t.deployment
 LEFT JOIN rank_count AS k ON k.deployment IS NOT DISTINCT FROM t.deployment

@@ -21,6 +21,9 @@ _SHARED_COLUMNS = (
     "leg", "source", "worker", "trace_id", "span_id", "parent_span_id",
     "start_ns", "end_ns", "resolution_ns",
 )  # fmt: skip
+_HEADS = (
+    0.5  # part of a router's spans shorter than their engine's from which on all end with heads
+)
 _FIRST_EVENTS = ["first_chunk", "first_token"]
 _TTFT = "router: request received to the first chunk from the worker that decodes"
 _LATENCY = (
@@ -85,11 +88,12 @@ def hops(routers: pl.DataFrame, requests: pl.DataFrame) -> pl.DataFrame:
         pl.col("parent_span_id").alias("span_id"),
         pl.col("worker").alias("engine_worker"),
         (pl.col("start_ns") + pl.col("window_ns")).alias("engine_end_ns"),
+        pl.col("window_ns").alias("engine_ns"),
     )
     below = (
         below.filter(pl.col("span_id").is_not_null())
         .group_by("trace_id", "span_id")
-        .agg(pl.col("engine_worker").min(), pl.col("engine_end_ns").max())
+        .agg(pl.col("engine_worker").min(), pl.col("engine_end_ns", "engine_ns").max())
     )
     order = (
         pl.col("start_ns")
@@ -133,18 +137,36 @@ def servers(routers: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
         pl.col("end_ns").filter(pl.col("phase") == "prefill").max().alias("prefill_end_ns"),
         pl.col("engine_end_ns").filter(pl.col("phase") == "prefill").max(),
         pl.col("start_ns").filter(pl.col("phase") == "decode").min().alias("decode_call_ns"),
+        pl.col("engine_ns").max(),
     )
     own = routers.filter(pl.col("part") == "server")
     route = pl.coalesce("http.route", "url.path", "http.target", "name")
     return (
         own.join(per_parent, on=["trace_id", "span_id"], how="left", maintain_order="left")
         .join(_first_tokens(own), on="leg", how="left", maintain_order="left")
-        .with_columns(pl.coalesce("first_ns", "call_first_ns").alias("first_ns"))
+        .with_columns(pl.coalesce("first_ns", "call_first_ns").alias("first_ns"), _end())
         .filter(
             (pl.col("router") == "pd-proxy")
             | route.str.contains(_INFERENCE)
             | pl.col("first_call_ns").is_not_null()
         )
+    )
+
+
+def _end() -> pl.Expr:
+    """End of the request; unknown where the span is over before its stream is.
+
+    A span that is left with the response's head (as `latency_ms` is) is shorter than what
+    the engine below served: durations of two clocks compare, instants need not. Where most spans of
+    a router show it, those without an engine's span end that way too.
+    """
+    over = pl.col("end_ns") - pl.col("start_ns") < pl.col("engine_ns")
+    mostly = over.mean().over("worker") > _HEADS
+    return (
+        pl.when(over.fill_null(value=False) | mostly.fill_null(value=False))
+        .then(None)
+        .otherwise("end_ns")
+        .alias("end_ns")
     )
 
 

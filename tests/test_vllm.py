@@ -463,6 +463,21 @@ def test_vllm_routers_latency_is_no_first_token() -> None:
     assert told["value"] == 318 and "headers" in told["definition"]
 
 
+@pytest.mark.parametrize(("engine_off_ms", "end_ms"), [(0, None), (-900, None), (900, None)])
+def test_a_routers_span_that_is_left_with_the_head_ends_no_request(
+    engine_off_ms: int, end_ms: int | None
+) -> None:
+    """700 ms in the router, 900 on the decode worker: the durations tell it, whatever the clocks say."""
+    below = v1(
+        "D", parent_span_id="d", worker="instance:D", start_ns=T0 + (322 + engine_off_ms) * MS
+    )
+    below |= {"gen_ai.latency.e2e": 0.9, "end_ns": below["start_ns"] + 900 * MS}
+    leg = interpreted([*routed(), below]).sql("FROM legs WHERE leg = 't/r'").row(0, named=True)
+    assert (leg["start_ns"], leg["end_ns"], leg["e2e_ms"]) == (T0, end_ms, None)
+    kept = interpreted(routed()).sql("FROM legs WHERE leg = 't/r'").row(0, named=True)
+    assert kept["end_ns"] == T0 + 700 * MS  # nothing below it lasted longer
+
+
 def test_a_worker_is_known_by_its_span_and_else_by_its_address() -> None:
     store = interpreted(routed())
     chosen = dict(store.sql("SELECT phase, worker FROM decisions").iter_rows())

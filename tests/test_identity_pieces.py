@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from tests.test_identity import Fleet, deployments_of
+from identity_fleet import Fleet, deployments_of
 
 
 @pytest.fixture

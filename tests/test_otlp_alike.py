@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import polars as pl
 import pytest
-from test_otlp import Rows, attributes, read, request, span
+from otlp_made import Rows, attributes, read, request, span
 from test_otlp_lifted import KEYS, VALUES, compact, escaped, spaced, with_numbers
 
 from pdtrace.collectors import _otlp_alike, _otlp_lines

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import polars as pl
 import pytest
-from test_otlp import attributes, lines, read, request, span
+from otlp_made import attributes, lines, read, request, span
 
 from pdtrace.collectors import _otlp_lines
 from pdtrace.collectors._otlp_attributes import INT, LIFTED, STRING

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from test_otlp import (
+from otlp_made import (
     EVERY_TYPE,
     FIXTURES,
     ONE,

@@ -88,3 +88,13 @@ def agrees(
 
 def column(seen: Seen, name: str) -> dict[str, float]:
     return dict(seen.requests.select("request", name).iter_rows())
+
+
+def joined_pairs(seen: Seen, n: int) -> None:
+    assert seen.only.mode == "disaggregated"
+    assert seen.only.requests["count"] == n
+    roles = {w["role"] for w in seen.only.workers}
+    assert roles == {"prefill", "decode"}
+    halves = seen.requests.select("prefill_worker", "decode_worker").unique()
+    assert halves.height == 1
+    assert halves.row(0)[0] != halves.row(0)[1]

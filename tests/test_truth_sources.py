@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from truth_check import Seen, agrees, column, exact, external
+from truth_check import Seen, column, exact, external
 from truth_fleet import pair
 from truth_otlp import CLIENT, INTERNAL, MS, SERVER, T0, S, Span, span_id, trace_id, uuid, write
 from truth_vllm import Engine, load, resource, v1_span

@@ -13,7 +13,7 @@ import re
 from pdtrace.errors import UnknownFormat
 from pdtrace.model import Head, Match, Sink, Source
 
-TITLE = "Recognised, not read yet (logs of llm-d, Mooncake, LMCache, NIXL; GuideLLM; totals of benchmarks)"
+TITLE = "Recognised, not read yet (logs of Mooncake, LMCache, NIXL; GuideLLM; totals of benchmarks)"
 
 _METRICS = "its /metrics and its OTLP spans are read"
 _TOTALS = "totals over requests: the file with the single requests is read instead, where a collector knows it"
@@ -24,11 +24,8 @@ _NAMED: tuple[tuple[str, str, re.Pattern[bytes]], ...] = (
     ("Ray Serve log", "its engines' own lines, /metrics and traces are read", re.compile(
         rb"\((?:ProxyActor|ServeController) pid=\d|-- (?:CALL|GET|POST) \S+ (?:OK|ERROR|\d{3}) [\d.]+ms", re.MULTILINE)),
     ("trtllm-bench report", _TOTALS, re.compile(rb'"request_throughput_req_s"|"system_output_throughput_tok_s"')),
-    ("llm-d endpoint picker log", _METRICS, re.compile(
-        rb'"msg"\s*:\s*"EPP (?:received|sent) |"(?:caller|logger)"\s*:\s*"[^"]*(?:requestcontrol/|scheduling/|handlers/server\.go|backend/metrics/|epp/|scheduler_profile)')),
     ("llm-d inference simulator log", _METRICS, re.compile(
         rb'^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ (?:simulator|vllm-sim|server|helpers)\.go:\d+\] "(?:Configuration:|Server starting|vLLM simulator)', re.MULTILINE)),
-    ("llm-d routing sidecar log", _METRICS, re.compile(rb'"logger"\s*:\s*"(?:proxy|routing-sidecar)[^"]*"|routing[-_]sidecar')),
     ("Mooncake log", "its transfers name no request", re.compile(
         rb"\[Metrics\] Transfer Engine Stats|^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ (?:transfer_engine|master_service|rdma_|tcp_transport|client_service)\w*\.cpp:\d+\]", re.MULTILINE)),
     ("LMCache log", "inside a vLLM log its lookups, loads and stores are read", re.compile(

@@ -172,12 +172,14 @@ def _logged_at_once(a: _Known, b: _Known) -> bool:
 def _tables(store: Store, places: Mapping[str, list[_Known]], united: set[str]) -> dict[str, str]:
     """A table of requests that a component wrote is that component, where one saw the same requests as the same.
 
-    A table names no software; what it saw as a router, the only router of its requests saw.
+    A table names no software; what it saw as a router, the only router of its requests saw. So is the log of a
+    component in front of the engines, beside the spans of one of the same software.
     """
+    members = {m.worker: m for place in places.values() for m in place}
     able = [
-        m.worker for members in places.values() for m in members
+        m.worker for m in members.values()
         if m.worker.startswith("file:") and m.worker not in united
-        and m.engine is None and m.observers and "client" not in m.observers
+        and (m.engine is None or m.role in _FRONT) and m.observers and "client" not in m.observers
     ]  # fmt: skip
     names = {}
     for table in able:
@@ -189,7 +191,10 @@ def _tables(store: Store, places: Mapping[str, list[_Known]], united: set[str]) 
                WHERE l.worker <> ? AND l.container IS NOT TRUE GROUP BY l.worker""",
             [table, table],
         )
-        if len(rows) == 1 and rows[0][1] >= _MOST * rows[0][2] and rows[0][0] not in able:
+        if len(rows) != 1 or rows[0][1] < _MOST * rows[0][2] or rows[0][0] in able:
+            continue
+        other, software = members.get(rows[0][0]), members[table].engine
+        if software is None or (other is not None and other.engine == software):
             names[table] = rows[0][0]
     return names
 

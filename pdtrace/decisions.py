@@ -10,14 +10,16 @@ from pdtrace.store import Store
 TOLD_TWICE = "router's choice, told by its span"
 _NEAR_NS = 1_000_000_000  # a choice is logged within this of its span's end
 
-# A log line has no leg. It goes with the nearest choice of the same worker for the same request.
+# A log line has no leg, or one of a log's own. It goes with the nearest choice of the same worker for the same request;
+# where only one of two records of the same router knows whom it chose, with the nearest.
 _PAIRS = f"""
 CREATE OR REPLACE TEMP TABLE decision_pairs AS
 SELECT l.rowid AS told, s.rowid AS kept, l.source, l.record, l.cost, l.overlap_tokens, l.load,
-       l.candidates, l.policy
+       l.candidates, l.policy, l.worker
 FROM decisions l
-JOIN decisions s ON s.request_id = l.request_id AND s.worker = l.worker
-WHERE l.leg IS NULL AND s.leg IS NOT NULL
+JOIN decisions s ON s.request_id = l.request_id
+  AND (s.worker = l.worker OR (l.leg IS NOT NULL AND (s.worker IS NULL OR l.worker IS NULL)))
+WHERE s.leg IS NOT NULL AND (l.leg IS NULL OR (l.trace_id IS NULL AND s.trace_id IS NOT NULL))
   AND abs(s.time_ns - l.time_ns) <= {_NEAR_NS}
   -- A log line may call the choice of the only worker one for decode.
   AND (s.phase = l.phase OR s.phase IS NULL OR l.phase IS NULL OR 'aggregated' IN (s.phase, l.phase))
@@ -40,7 +42,8 @@ def unite(store: Store) -> pl.DataFrame:
                overlap_tokens = coalesce(decisions.overlap_tokens, p.overlap_tokens),
                load = coalesce(decisions.load, p.load),
                candidates = coalesce(decisions.candidates, p.candidates),
-               policy = coalesce(decisions.policy, p.policy)
+               policy = coalesce(decisions.policy, p.policy),
+               worker = coalesce(decisions.worker, p.worker)
            FROM decision_pairs p WHERE decisions.rowid = p.kept"""
     )
     removed = store.sql(

@@ -153,7 +153,6 @@ FOREIGN = [
     ("Ray Serve log", "(ServeReplica:default:LLM pid=42953) INFO 2025-07-18 09:58:20,002 default_LLM x d015 -- CALL llm_config OK 2.7ms\n"),
     ("SGLang router log", "2025-11-04 10:05:37  INFO sglang_router_rs::server: src/server.rs:928: Initializing data connector: Memory\n"),
     ("llm-d inference simulator log", 'I0213 16:51:54.131927       1 helpers.go:76] "Configuration:" =<\n'),
-    ("llm-d endpoint picker log", '{"level":"info","ts":1796000000.5,"caller":"requestcontrol/director.go:9","msg":"Request handled","x-request-id":"a"}\n'),
     ("Mooncake log", "I1129 23:01:07.201009 30941 transfer_engine_impl.cpp:1170] [Metrics] Transfer Engine Stats (over last 2s): Throughput: 4.0 MB/s\n"),
     ("LMCache log", "[2025-06-21 20:59:57,672] LMCache INFO: Reqid: c-1, Total tokens 263, LMCache hit tokens: 256, need to load: 256\n"),
     ("GuideLLM report", '{"metadata": {"version": 1, "guidellm_version": "0.8.1"}, "benchmarks": [{"duration": 30, "start_time": 1.7e9, "end_time": 1.7e9}]}'),

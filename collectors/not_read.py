@@ -1,7 +1,7 @@
 """Files of systems that have no collector here: named, with what pdtrace can read of the same run instead.
 
 They are told from words that only their writers use; a file that a collector claims exactly (vLLM's
-log with LMCache's lines in it) is left to it. Sources: llm-d and
+log with LMCache's lines in it) is left to it. Sources: llm-d-inference-sim and
 kubernetes-sigs/gateway-api-inference-extension (zap logs), kvcache-ai/Mooncake (glog), LMCache,
 ai-dynamo/nixl, vllm-project/guidellm, kubernetes-sigs/inference-perf, ai-dynamo/aiperf.
 """

@@ -9,6 +9,9 @@ import polars as pl
 
 from pdtrace.model import Sink, Source
 
+from ._llmd_names import ADDRESS, POD
+from ._llmd_names import ENGINE as LLM_D
+
 _LABEL = re.compile(r'([A-Za-z_][\w.]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 _ESCAPES = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
 _HEX_ID = re.compile(r"[0-9a-f]{1,16}")
@@ -34,7 +37,19 @@ _ENGINES = (
     ("sglang:", "SGLang"),
     ("trtllm", "TensorRT-LLM"),
     ("smg_", "smg"),
-)
+    # llm-d's endpoint picker, under the names of its releases
+    *((prefix, LLM_D) for prefix in (
+        "llm_d_epp_", "llm_d_router_epp_", "llm_d_inference_scheduler_", "inference_extension_", "inference_objective_",
+        "inference_model_", "inference_pool_",
+    )),
+    # TensorRT-LLM's disaggregated server counts by kind of worker and has no prefix
+    ("ctx_first_token_latency_seconds", "TensorRT-LLM"),
+    ("gen_first_token_latency_seconds", "TensorRT-LLM"),
+)  # fmt: skip
+_TRTLLM_ROUTER = r"^(?:ctx|gen)_(?:first_token|complete|per_token)_latency_seconds"
+# What a picker says of each pod of its pool.
+_PER_POD = r"per_(?:pod|endpoint)_"
+_POD_LABELS = ("model_server_endpoint", "model_server_pod")
 
 
 def labels_of(text: str | None) -> dict[str, str]:
@@ -179,8 +194,10 @@ class Describer:
         )  # "backend" decodes or does both
         if metrics.str.starts_with(FRONTEND).any():
             self._role = "frontend"
-        elif self._engine == "smg":
+        elif self._engine == "smg" or metrics.str.contains(_TRTLLM_ROUTER).any():
             self._role = "router"
+        elif self._engine == LLM_D:
+            self._role = "gateway"
         self._basis = "log" if self._role else None
         agent = agents.pop() if len(agents) == 1 else None
         self._aliases = {
@@ -207,6 +224,12 @@ class Describer:
                     if self._aliases["worker_id"] == decimal
                     else self._other("worker_id", decimal)
                 )
+        if self._engine == LLM_D and re.search(_PER_POD, metric):
+            pod = next((labels[name] for name in _POD_LABELS if labels.get(name)), "")
+            if re.match(ADDRESS, pod):
+                return self._other("address", pod)
+            if found := re.match(POD, pod):
+                return self._other("pod", found[1])
         # what a Prometheus server adds when it is asked for everybody's series
         if "job" in labels and labels.get("pod"):
             return self._other("pod", labels["pod"])

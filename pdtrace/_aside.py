@@ -20,8 +20,9 @@ from pdtrace import library
 BESIDE_FILES = frozenset(
     {"identity_edges", "observations", "phases", "phase_sums", "partition_checks"}
 )  # of a process's own file
-TABLES = BESIDE_FILES | {"legs", "intervals", "reported"}
+TABLES = BESIDE_FILES | {"legs", "intervals", "reported", "spans"}
 LEAST_ROWS = 20_000  # below, a table costs nothing
+FOLLOWING_ROWS = 2_500  # so many may follow a large batch: blocks of a file end as they come
 PLACE = "memory.main"  # of the tables of a store in memory; plain `main` is also a schema of temporary things
 _SCAN_ROWS = 122_880  # a row group of DuckDB: what one thread scans at a time
 
@@ -50,9 +51,16 @@ class Aside:
         ((rest,),) = connection.execute(f"SELECT count(*) FROM {self.place}.{table}").fetchall()
         return int(rest) + sum(int(rows.num_rows) for rows in self._parts[table])
 
+    def takes(self, table: str, rows: int) -> bool:
+        """Whether a batch of so many rows is kept here."""
+        return rows >= LEAST_ROWS or (rows >= FOLLOWING_ROWS and table in self._parts)
+
     def most(self) -> int:
-        """The rows of the longest of them."""
-        return max((sum(r.num_rows for r in parts) for parts in self._parts.values()), default=0)
+        """The rows of the longest of them that questions read."""
+        lengths = (
+            sum(r.num_rows for r in parts) for name, parts in self._parts.items() if name != "spans"
+        )
+        return max(lengths, default=0)
 
     def frames(self, table: str, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
         """Columns of each batch of a table; NULLs where a batch lacks one."""
@@ -69,17 +77,20 @@ class Aside:
         self._parts.setdefault(table, []).append(slices)
         self._changed.add(table)
 
+    def batches(self, connection: duckdb.DuckDBPyConnection, table: str) -> list[pa.Table]:
+        """All rows of a table; those that its table had lie here too from now on."""
+        name = f"{self.place}.{table}"
+        if connection.execute(f"SELECT 1 FROM {name} LIMIT 1").fetchall():
+            self.add(table, connection.sql(f"FROM {name}").to_arrow_table())
+            connection.execute(f"DELETE FROM {name}")
+        return self._parts[table]
+
     def frame(
         self, connection: duckdb.DuckDBPyConnection, table: str, kinds: Mapping[str, Any]
     ) -> pl.DataFrame:
-        """All rows of a table, with columns of these kinds; those that its table had lie here too from now on."""
-        name = f"{self.place}.{table}"
-        rest = connection.sql(f"FROM {name}").to_arrow_table()
-        if rest.num_rows:
-            self.add(table, rest)
-            connection.execute(f"DELETE FROM {name}")
+        """The same as one frame, with columns of these kinds."""
         frames = []
-        for rows in self._parts[table]:
+        for rows in self.batches(connection, table):
             frame = pl.DataFrame(pl.from_arrow(rows))
             if frame.schema != kinds:
                 frame = frame.select(
@@ -124,7 +135,7 @@ class Aside:
     def _view(self, connection: duckdb.DuckDBPyConnection, table: str) -> None:
         columns = library.tables()[table].columns
         selects = [f"SELECT {', '.join(c.name for c in columns)} FROM {self.place}.{table}"]
-        for number, rows in enumerate(self._parts[table]):
+        for number, rows in enumerate(_together(self._parts[table])):
             connection.register(f"_{table}_{number}", rows)
             casts = ", ".join(
                 f"CAST({c.name if c.name in rows.column_names else 'NULL'} AS {c.type}) AS {c.name}"
@@ -133,3 +144,11 @@ class Aside:
             selects.append(f"SELECT {casts} FROM _{table}_{number}")
         union = " UNION ALL ".join(selects)
         connection.execute(f"CREATE OR REPLACE TEMP VIEW {table} AS {union}")
+
+
+def _together(parts: list[pa.Table]) -> list[pa.Table]:
+    """The batches, those of one shape as one."""
+    alike: dict[str, list[pa.Table]] = {}
+    for rows in parts:
+        alike.setdefault(str(rows.schema), []).append(rows)
+    return [pa.concat_tables(rows) for rows in alike.values()]

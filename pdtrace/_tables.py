@@ -83,7 +83,9 @@ class Tables:
             return 0
         self._check(table, frame, columns)
         self._count(frame.nbytes)
-        if table in self._kept_aside() and frame.num_rows >= aside.LEAST_ROWS:
+        if table in self._kept_aside() and self._aside.takes(table, frame.num_rows):
+            if table == "spans":  # made of bytes: what DuckDB would refuse is refused here
+                frame.validate(full=True)
             self._aside.add(table, frame)
         else:
             place = f"{self._aside.place}.{table}" if table in self._aside.names() else table
@@ -139,6 +141,12 @@ class Tables:
             return None
         kinds = {c.name: POLARS[c.type] for c in library.tables()[table].columns}
         return self._aside.frame(self.connection, table, kinds)
+
+    def batches_aside(self, table: str) -> list[pa.Table]:
+        """The same as the Arrow tables that they are; none when no batch is kept aside."""
+        if table not in self._aside.names():
+            return []
+        return self._aside.batches(self.connection, table)
 
     def keep_aside(self, table: str, rows: pl.DataFrame) -> None:
         """Put these rows in place of those that kept_aside() gave."""

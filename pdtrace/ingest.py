@@ -66,12 +66,12 @@ def take(inputs: list[Input], store: Store, options: Options | None = None) -> N
         )  # fmt: skip
     if not any(account.collectors for account in accounts):
         raise UnknownFormat(*nothing_recognised(accounts))
-    from pdtrace import interpret, spans, workers, zones
+    from pdtrace import interpret, workers, zones
     from pdtrace._worker_rotation import join_pieces
 
     write_sources(store, accounts)
     forget_copies(store, accounts)
-    note_copies(accounts, spans.deduplicate(store.connection))
+    note_copies(accounts, interpret.deduplicate(store))
     keep_one_row_a_key(store, accounts, ["resources"])
     zones.align(store)
     interpret.name_resources(store)

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 import polars as pl
 
-from pdtrace import decisions, episodes, model, registry, spans
+from pdtrace import _span_batches, decisions, episodes, model, registry, spans
 from pdtrace.errors import PROBLEM, REPORT, in_one_line, reraise_stop
 from pdtrace.sink import RowSink
 from pdtrace.store import Store
@@ -59,13 +59,13 @@ def run(store: Store, *, deduplicated: bool = False) -> pl.DataFrame:
 
     Returns what gave no row, with the reasons, in the shape of spans.deduplicate: log records that say nothing
     new, copies of spans (log records may hold spans too), choices that a span and a log line tell.
-    `deduplicated`: spans.deduplicate() has just been here.
+    `deduplicated`: deduplicate() has just been here.
     """
     logs = store.count("log_records") > 0
     given = [_interpret_logs(store)] if logs else []
     store.execute("DROP TABLE IF EXISTS temp.log_records")
     if logs or not deduplicated:
-        given.insert(0, spans.deduplicate(store.connection))
+        given.insert(0, deduplicate(store))
     again = episodes.find(store)
     if total := store.count("spans"):
         survey = _surveyed(store, total)
@@ -78,6 +78,12 @@ def run(store: Store, *, deduplicated: bool = False) -> pl.DataFrame:
         episodes.forget(store)
     store.execute("DROP TABLE IF EXISTS resource_workers")
     return pl.concat([*given, decisions.unite(store)])
+
+
+def deduplicate(store: Store) -> pl.DataFrame:
+    """Keep one of the spans that stand in two files, see spans.deduplicate."""
+    store.prepare("FROM spans")
+    return spans.deduplicate(store.connection, lambda: store.settle_aside("spans"))
 
 
 def _interpret_spans(
@@ -197,7 +203,10 @@ def _resolved(resource: str) -> str:
 
 def _surveyed(store: Store, total: int) -> _Survey:
     """Temp table span_owners(scope_name, name, owner): every span has exactly one owner."""
-    kinds = spans.kinds(store.connection)
+    kinds = _span_batches.kinds(store.batches_aside("spans"))
+    if kinds is None:
+        store.prepare("FROM spans")
+        kinds = spans.kinds(store.connection)
     keys: dict[tuple[str | None, str | None], set[str]] = {}
     for scope, name, *texts in kinds:
         keys.setdefault((scope, name), set()).update(spans.keys_of(texts))
@@ -223,6 +232,9 @@ def _frame(
 
     `batches` = (which, of how many). With `again`, a trace whose ids were used twice counts as two.
     """
+    alone = survey.alone(name) and survey.named
+    if alone and batches[1] == 1 and not again and (found := _all(store, name, survey)) is not None:
+        return found
     claims = registry.claims()[name]
     held = survey.held
     present = [
@@ -230,22 +242,13 @@ def _frame(
         for key, kind in claims.attributes.items()
         if key in held
     ]
-    absent = {
-        _column(key): pl.lit(None, dtype=_POLARS[kind])
-        for key, kind in claims.attributes.items()
-        if key not in held
-    }
-    resource = [
-        f'r.{spans.resource_attribute_sql(key)} AS "resource.{key}"'
-        for key in claims.resource_attributes
-    ]
-    asked = "".join(f", {column}" for column in (*present, *resource))
+    asked = "".join(f", {column}" for column in (*present, *_of_resources(claims)))
     batch, of = batches
     part = f"hash(t.trace_id) % {of} = {batch}" if of > 1 else "true"
     trace = episodes.trace_sql() if again else "t.trace_id"
     runs = "LEFT JOIN span_episodes e ON e.span = t.rowid" if again else ""
     mine, owned, whole = "true", "", ""
-    if not (survey.alone(name) and survey.named):
+    if not alone:
         mine = f"coalesce(o.owner = '{name}', false)"
         owned = "LEFT JOIN span_owners o ON t.scope_name IS NOT DISTINCT FROM o.scope_name AND t.name = o.name"
     if not survey.alone(name):
@@ -261,4 +264,51 @@ def _frame(
             LEFT JOIN resource_workers w USING (resource)
             {owned}
             WHERE {part} {whole}"""
-    ).with_columns(**absent)
+    ).with_columns(**_absent(claims, held))
+
+
+def _all(store: Store, name: str, survey: _Survey) -> pl.DataFrame | None:
+    """The same of spans that are kept aside and are all of this collector; None where that needs SQL."""
+    batches = store.batches_aside("spans")
+    if not batches:
+        return None
+    claims = registry.claims()[name]
+    columns = [c for c in SPAN_COLUMNS if c not in {"service_name", "worker", "mine"}]
+    asked = {
+        _column(key): (key, kind, spans.pairs(kind, survey.held[key]))
+        for key, kind in claims.attributes.items()
+        if key in survey.held
+    }
+    found = _span_batches.frame(batches, columns, asked)
+    if found is None:
+        return None
+    known = store.sql(
+        f"""SELECT r.resource, {", ".join(("r.service_name", "w.worker", *_of_resources(claims)))}
+            FROM resources r LEFT JOIN resource_workers w USING (resource)"""
+    )
+    of_resource = (
+        pl.col("resource")
+        .replace_strict(known["resource"], column, default=None, return_dtype=pl.String)
+        .alias(column.name)
+        for column in known.iter_columns()
+        if column.name != "resource"
+    )
+    mine = pl.lit(value=True).alias("mine")
+    return found.with_columns(mine, *of_resource, **_absent(claims, survey.held))
+
+
+def _absent(claims: model.Claims, held: Mapping[str, object]) -> dict[str, pl.Expr]:
+    """The attributes that a collector asks for and no span has."""
+    return {
+        _column(key): pl.lit(None, dtype=_POLARS[kind])
+        for key, kind in claims.attributes.items()
+        if key not in held
+    }
+
+
+def _of_resources(claims: model.Claims) -> list[str]:
+    """SQL for the attributes of resources `r` that a collector asks for."""
+    return [
+        f'r.{spans.resource_attribute_sql(key)} AS "resource.{key}"'
+        for key in claims.resource_attributes
+    ]

@@ -10,7 +10,7 @@ columns generated from these two cost more still: an INSERT evaluates them.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import duckdb
@@ -85,6 +85,11 @@ _READERS: dict[tuple[type, str], str] = {
     (bool, "string"): "CASE lower(trim({0})) WHEN 'true' THEN true WHEN 'false' THEN false END",
     (bool, "int"): "CASE {0} WHEN 1 THEN true WHEN 0 THEN false END",
 }
+
+
+def pairs(kind: type, held: Iterable[str]) -> list[str]:
+    """The pairs of columns that are looked into for a key of this type, in this order; `held`: those that hold it."""
+    return [prefix for prefix in _ORDER[kind] if prefix in held]
 
 
 def kinds(connection: duckdb.DuckDBPyConnection) -> list[tuple[str | None, ...]]:
@@ -290,12 +295,15 @@ def _find_twins(connection: duckdb.DuckDBPyConnection) -> bool:
     return bool(connection.execute("SELECT 1 FROM span_twins LIMIT 1").fetchall())
 
 
-def deduplicate(connection: duckdb.DuckDBPyConnection) -> pl.DataFrame:
+def deduplicate(
+    connection: duckdb.DuckDBPyConnection, settle: Callable[[], None] = lambda: None
+) -> pl.DataFrame:
     """Keep one row per (trace_id, span_id, start_ns) in table spans; spans without ids stay.
 
     The winner does not depend on the order of reading: finest resolution, fewest texts withheld,
     most attributes, then the hash of its source and its record. Returns what was removed, per
     source and reason: records, conflicts (copies that differ from the winner), first positions.
+    `settle` is called before rows are told apart by their places.
     """
     twins = _find_twins(connection)
     made_up = connection.execute(
@@ -303,6 +311,7 @@ def deduplicate(connection: duckdb.DuckDBPyConnection) -> pl.DataFrame:
     ).fetchall()
     if not made_up and not twins:
         return NO_DUPLICATES
+    settle()
     try:
         connection.execute(_CANDIDATES)
         connection.execute(_LOSERS)

@@ -45,6 +45,19 @@ _CHECKED = ("e2e", "time_to_first_token", "time_in_queue", *V1_ONLY)
 # Frontend and engine stamp with different clocks; unset stamps miss by the uptime of the host.
 SLACK_NS = 100_000_000
 
+_IMPLAUSIBLE = "implausible_latency"
+_NOT_USED = (
+    ": negative or longer than the request, not used (a stamp was never set, or the clock stepped)"
+)
+_NEGATIVE = "time to first token - queue - prefill, below zero: laid out from the first token"
+# Few texts stand in all rows: 1 byte each, and an Arrow dictionary for who reads them.
+_NAMES = pl.Enum([*QUANTITIES, _IMPLAUSIBLE, "negative_remainder_ms"])
+_UNITS = pl.Enum(["s", "ms"])
+_SAID = [text for said in _DEFINITIONS.values() for text in said.values()]
+_TEXTS = pl.Enum(
+    [*dict.fromkeys(_SAID), *(f"{n}{_NOT_USED}" for n in _CHECKED), _UNKNOWN, _NEGATIVE]
+)
+
 
 def column(quantity: str) -> pl.Expr:
     """The attribute's column."""
@@ -113,41 +126,32 @@ def _rows(
     return requests.select(
         "source",
         "leg",
-        pl.lit(quantity).alias("quantity"),
+        pl.lit(quantity, dtype=_NAMES).alias("quantity"),
         value.cast(pl.Float64).alias("value"),
-        pl.lit(unit).alias("unit"),
-        pl.lit(definition).alias("definition"),
+        pl.lit(unit, dtype=_UNITS).alias("unit"),
+        pl.lit(definition, dtype=_TEXTS).alias("definition"),
     )
 
 
 def reported(requests: pl.DataFrame) -> pl.DataFrame:
     """Every latency as the engine states it, defined as in its release, and what was set aside."""
     frames: list[pl.DataFrame] = []
-    for generation in requests["era"].unique().to_list():
-        part = requests.filter(pl.col("era").eq_missing(pl.lit(generation, dtype=pl.String)))
+    generations = requests["era"].unique().to_list()
+    for generation in generations:
+        part = requests.select("source", "leg", "era", *map(column, QUANTITIES))
+        if len(generations) > 1:
+            part = part.filter(pl.col("era").eq_missing(pl.lit(generation, dtype=pl.String)))
         definitions = _DEFINITIONS.get(str(generation), {})
         for name in QUANTITIES:
-            present = part.filter(column(name).is_not_null())
-            if not present.is_empty():
-                definition = definitions.get(name, _UNKNOWN)
-                frames.append(_rows(present, name, column(name), "s", definition))
-    frames += [
-        _rows(
-            part,
-            "implausible_latency",
-            column(name),
-            "s",
-            f"{name}: negative or longer than the request, not used"
-            " (a stamp was never set, or the clock stepped)",
-        )
-        for name in _CHECKED
-        if not (part := requests.filter(pl.col(f"{name}_bad"))).is_empty()
-    ]
-    negative = requests.filter(pl.col("remainder_ns") < 0)
-    if not negative.is_empty():
-        definition = (
-            "time to first token - queue - prefill, below zero: laid out from the first token"
-        )
-        value = pl.col("remainder_ns") / 1e6
-        frames.append(_rows(negative, "negative_remainder_ms", value, "ms", definition))
-    return pl.concat(frames) if frames else _rows(requests.clear(), "", pl.lit(None), "s", "")
+            found = _rows(part, name, column(name), "s", definitions.get(name, _UNKNOWN))
+            frames.append(found.filter(pl.col("value").is_not_null()))
+    narrow = requests.select(
+        "source", "leg", "remainder_ns",
+        *(column(name) for name in _CHECKED), *(f"{name}_bad" for name in _CHECKED),
+    )  # fmt: skip
+    for name in _CHECKED:
+        part = narrow.filter(pl.col(f"{name}_bad"))
+        frames.append(_rows(part, _IMPLAUSIBLE, column(name), "s", f"{name}{_NOT_USED}"))
+    negative, value = narrow.filter(pl.col("remainder_ns") < 0), pl.col("remainder_ns") / 1e6
+    frames.append(_rows(negative, "negative_remainder_ms", value, "ms", _NEGATIVE))
+    return pl.concat(frames)

@@ -8,6 +8,9 @@ and intake wait.
 from __future__ import annotations
 
 import polars as pl
+import pyarrow as pa
+
+from pdtrace.model import PHASE_DETAILS
 
 # A request awaits the load before it is scheduled: the KV transfer lies in time_in_queue.
 _ASYNC = r"(?i)nixl|moriio|mooncakeconnector"
@@ -44,6 +47,29 @@ _PREFILL: dict[str | None, tuple[str, str]] = {
         "first scheduled to first token, wall; connector unknown: first decode step or KV load",
     ),
 }
+_UNPLACED = "position unknown: no usable prefill time; "
+_BEFORE = "front end, wait for the running step and IPC; split unknown"
+_DECODING = "first to last token, wall; stalls and preemptions inside"
+_TO_THE_END = "first token to finish, wall; stalls and preemptions inside"
+_V0_QUEUE = "V0: arrival to first scheduled, the front end's time inside"
+_V0_PREFILL = "V0: first scheduled to first token, wall; KV load of a KV consumer inside"
+_NEITHER = "position unknown: V0 counts from arrival, V1 from the engine's queue"
+_RULES = [text for rule in (_QUEUE, _PREFILL) for _, text in rule.values()]
+# Few texts stand in all rows: 1 byte each, and an Arrow dictionary for who reads them.
+DETAILS = pl.Enum(list(PHASE_DETAILS))
+_BASES = pl.Enum(["measured", "reported", "placed"])
+_CLOCKS = pl.Enum(["wall"])
+_TEXTS = pl.Enum(
+    [
+        *(_BEFORE, _DECODING, _TO_THE_END, _V0_QUEUE, _V0_PREFILL, _NEITHER),
+        *_RULES,
+        *(_UNPLACED + text for text in _RULES),
+    ]
+)
+_READ = (
+    "leg", "era", "load", "start_ns", "window_ns", "first_ns", "anchor_ns", "queue_ns", "prefill_ns", "decode_ns",
+    "resolution_ns",
+)  # fmt: skip
 COLUMNS = (
     "leg", "detail", "decode_detail", "start_ns", "end_ns", "duration_ns", "basis", "clock",
     "resolution_ns", "censored", "semantics",
@@ -99,20 +125,23 @@ def with_anchor(requests: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def meaning(rule: dict[str | None, tuple[str, str]], which: int) -> pl.Expr:
+def _meaning(
+    rule: dict[str | None, tuple[str, str]], which: int, kind: pl.Enum, before: str = ""
+) -> pl.Expr:
     """Part `which` (decode detail, semantics) of a rule, by the column `load`."""
-    texts = {load: parts[which] for load, parts in rule.items() if load is not None}
-    return pl.col("load").replace_strict(texts, default=rule[None][which], return_dtype=pl.String)
+    texts = {load: before + parts[which] for load, parts in rule.items() if load is not None}
+    other = before + rule[None][which]
+    return pl.col("load").replace_strict(texts, default=other, return_dtype=kind)
 
 
 def queue_meaning() -> tuple[pl.Expr, pl.Expr]:
     """Decode detail and semantics of a queue interval."""
-    return meaning(_QUEUE, 0), meaning(_QUEUE, 1)
+    return _meaning(_QUEUE, 0, DETAILS), _meaning(_QUEUE, 1, _TEXTS)
 
 
 def prefill_meaning() -> tuple[pl.Expr, pl.Expr]:
     """Decode detail and semantics of a prefill interval."""
-    return meaning(_PREFILL, 0), meaning(_PREFILL, 1)
+    return _meaning(_PREFILL, 0, DETAILS), _meaning(_PREFILL, 1, _TEXTS)
 
 
 def rows(
@@ -126,23 +155,24 @@ def rows(
     decode_detail: str | pl.Expr | None = None,
 ) -> pl.DataFrame:
     """Interval rows of one detail; those of no or negative length are left out."""
-    as_expr = {"semantics": semantics, "decode_detail": decode_detail}
-    texts = [
-        (value if isinstance(value, pl.Expr) else pl.lit(value, dtype=pl.String)).alias(name)
-        for name, value in as_expr.items()
-    ]
+    if isinstance(semantics, str):
+        known = semantics in _TEXTS.categories
+        semantics = pl.lit(semantics, dtype=_TEXTS if known else pl.String())
+    if not isinstance(decode_detail, pl.Expr):
+        decode_detail = pl.lit(decode_detail, dtype=DETAILS)
     return (
         frame.select(
             "leg",
-            pl.lit(detail).alias("detail"),
+            pl.lit(detail, dtype=DETAILS).alias("detail"),
             start.alias("start_ns"),
             end.alias("end_ns"),
             pl.lit(None, dtype=pl.Int64).alias("duration_ns"),
-            pl.lit(basis).alias("basis"),
-            pl.lit("wall").alias("clock"),
+            pl.lit(basis, dtype=_BASES).alias("basis"),
+            pl.lit("wall", dtype=_CLOCKS).alias("clock"),
             pl.col("resolution_ns").cast(pl.Int64),
             pl.lit(value=False).alias("censored"),
-            *texts,
+            semantics.alias("semantics"),
+            decode_detail.alias("decode_detail"),
         )
         .filter(pl.col("end_ns") > pl.col("start_ns"))
         .select(COLUMNS)
@@ -164,7 +194,7 @@ def _v1(requests: pl.DataFrame) -> list[pl.DataFrame]:
             start,
             queue_start,
             basis="placed",
-            semantics="front end, wait for the running step and IPC; split unknown",
+            semantics=_BEFORE,
         ),
         rows(
             requests, "prefill_queue", queue_start, prefill_start,
@@ -180,10 +210,10 @@ def _v1(requests: pl.DataFrame) -> list[pl.DataFrame]:
             anchor,
             anchor + pl.col("decode_ns"),
             basis="placed",
-            semantics="first to last token, wall; stalls and preemptions inside",
+            semantics=_DECODING,
         ),
         _until_the_end(whole_decode),
-        _unplaced_queue(requests.filter(unplaced), queue),
+        _unplaced_queue(requests.filter(unplaced), _meaning(_QUEUE, 1, _TEXTS, _UNPLACED)),
     ]  # fmt: skip
 
 
@@ -191,23 +221,23 @@ def _until_the_end(requests: pl.DataFrame) -> pl.DataFrame:
     end = pl.col("start_ns") + pl.col("window_ns")
     return rows(
         requests, "decode_wall", pl.col("first_ns"), end,
-        basis="reported", semantics="first token to finish, wall; stalls and preemptions inside",
+        basis="reported", semantics=_TO_THE_END,
     )  # fmt: skip
 
 
-def _unplaced_queue(requests: pl.DataFrame, queue: tuple[pl.Expr, pl.Expr]) -> pl.DataFrame:
+def _unplaced_queue(requests: pl.DataFrame, semantics: pl.Expr) -> pl.DataFrame:
     return requests.select(
         "leg",
-        pl.lit("prefill_queue").alias("detail"),
-        queue[0].alias("decode_detail"),
+        pl.lit("prefill_queue", dtype=DETAILS).alias("detail"),
+        _meaning(_QUEUE, 0, DETAILS).alias("decode_detail"),
         pl.lit(None, dtype=pl.Int64).alias("start_ns"),
         pl.lit(None, dtype=pl.Int64).alias("end_ns"),
         pl.col("queue_ns").alias("duration_ns"),
-        pl.lit("reported").alias("basis"),
-        pl.lit("wall").alias("clock"),
+        pl.lit("reported", dtype=_BASES).alias("basis"),
+        pl.lit("wall", dtype=_CLOCKS).alias("clock"),
         pl.col("resolution_ns").cast(pl.Int64),
         pl.lit(value=False).alias("censored"),
-        pl.lit("position unknown: no usable prefill time; ").add(queue[1]).alias("semantics"),
+        semantics.alias("semantics"),
     )
 
 
@@ -221,7 +251,7 @@ def _v0(requests: pl.DataFrame) -> list[pl.DataFrame]:
             scheduled,
             basis="reported",
             decode_detail="decode_queue",
-            semantics="V0: arrival to first scheduled, the front end's time inside",
+            semantics=_V0_QUEUE,
         ),
         rows(
             requests,
@@ -230,7 +260,7 @@ def _v0(requests: pl.DataFrame) -> list[pl.DataFrame]:
             pl.col("first_ns"),
             basis="reported",
             decode_detail="kv_wait_upper_bound",
-            semantics="V0: first scheduled to first token, wall; KV load of a KV consumer inside",
+            semantics=_V0_PREFILL,
         ),
         _until_the_end(requests),
     ]
@@ -238,6 +268,7 @@ def _v0(requests: pl.DataFrame) -> list[pl.DataFrame]:
 
 def placed(requests: pl.DataFrame) -> pl.DataFrame:
     """The intervals of all requests from their durations."""
+    requests = requests.select(_READ)  # the others would be copied by each filter
     frames = []
     for era, of_era in (("V1", _v1), ("V0", _v0)):
         mine = requests["era"].eq_missing(pl.Series([era]))
@@ -247,7 +278,19 @@ def placed(requests: pl.DataFrame) -> pl.DataFrame:
     unknown = requests.filter(pl.col("era").is_null() & pl.col("first_ns").is_not_null())
     frames.append(_until_the_end(unknown))
     queued = requests.filter(pl.col("era").is_null() & pl.col("queue_ns").is_not_null())
-    frames.append(_unplaced_queue(queued, queue_meaning()).with_columns(semantics=pl.lit(
-        "position unknown: V0 counts from arrival, V1 from the engine's queue"
-    )))  # fmt: skip
+    frames.append(_unplaced_queue(queued, pl.lit(_NEITHER, dtype=_TEXTS)))
     return pl.concat([frame.select(COLUMNS) for frame in frames])
+
+
+def numbered(requests: pl.DataFrame) -> pl.DataFrame:
+    """The requests with their place instead of the leg's id: what is made of them many times over is named by table()."""
+    return requests.with_columns(leg=pl.int_range(pl.len(), dtype=pl.Int32))
+
+
+def table(rows: pl.DataFrame, legs: pl.Series) -> pa.Table:
+    """Rows of numbered() requests as Arrow, with the ids of their legs as a dictionary: each id is there once."""
+    found = rows.to_arrow(compat_level=pl.CompatLevel.newest())
+    once = legs.rechunk().to_arrow(compat_level=pl.CompatLevel.newest())
+    places = rows["leg"].rechunk().to_arrow()
+    named = pa.DictionaryArray.from_arrays(places, once)
+    return found.set_column(found.column_names.index("leg"), "leg", named)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from ._vllm_layout import COLUMNS, prefill_meaning, queue_meaning, rows
+from ._vllm_layout import COLUMNS, DETAILS, prefill_meaning, queue_meaning, rows
 
 # Span name -> what the request did in it.
 CHILD_SPANS = {
@@ -107,19 +107,23 @@ def intervals(states: pl.DataFrame, requests: pl.DataFrame) -> pl.DataFrame:
     queue, prefill = queue_meaning(), prefill_meaning()
     pulled = pl.col("leg").is_in(states.filter(pl.col("state") == "transfer")["leg"].implode())
     # Where the transfer has its own span, the queue and the prefill hold none of it.
-    queue_detail = pl.when(pulled).then(pl.lit("decode_queue")).otherwise(queue[0])
-    prefill_detail = pl.when(pulled).then(pl.lit("decode_exec")).otherwise(prefill[0])
-    queue_text = pl.when(pulled).then(pl.lit("queued to scheduled")).otherwise(queue[1])
+    queue_detail = pl.when(pulled).then(pl.lit("decode_queue", dtype=DETAILS)).otherwise(queue[0])
+    prefill_detail = (
+        pl.when(pulled).then(pl.lit("decode_exec", dtype=DETAILS)).otherwise(prefill[0])
+    )
+    queue_text = (
+        pl.when(pulled).then(pl.lit("queued to scheduled")).otherwise(queue[1].cast(pl.String))
+    )
     prefill_text = (
         pl.when(pulled)
         .then(pl.lit("wall; on a KV consumer the first decode step"))
-        .otherwise(prefill[1])
+        .otherwise(prefill[1].cast(pl.String))
     )
     kinds: dict[str, tuple[str, pl.Expr | None, pl.Expr | str]] = {
         "queue": ("prefill_queue", queue_detail, queue_text),
         "transfer": (
             "kv_load",
-            pl.lit("kv_transfer"),
+            pl.lit("kv_transfer", dtype=DETAILS),
             pl.lit("waiting for remote KV: transfer and its wait"),
         ),
         "prefill": ("prefill_wall", prefill_detail, prefill_text),
@@ -151,14 +155,15 @@ def intervals(states: pl.DataFrame, requests: pl.DataFrame) -> pl.DataFrame:
             semantics=text,
         )
     )
-    return pl.concat(frames).select(COLUMNS)
+    texts = pl.col("semantics").cast(pl.String)
+    return pl.concat(frame.with_columns(texts) for frame in frames).select(COLUMNS)
 
 
 def without_replaced(placed: pl.DataFrame, states: pl.DataFrame) -> pl.DataFrame:
     """Placed intervals less those whose time a measured state tells better."""
     known = pl.concat(
         states.filter(pl.col("state") == state)
-        .select("leg", pl.lit(detail).alias("detail"))
+        .select("leg", pl.lit(detail, dtype=DETAILS).alias("detail"))
         .unique()
         for state, details in _REPLACES.items()
         for detail in details

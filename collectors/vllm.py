@@ -10,6 +10,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import polars as pl
+import pyarrow as pa
 
 from pdtrace.errors import UnknownFormat
 from pdtrace.model import Claims, Head, Match, Sink, Source
@@ -114,7 +115,7 @@ def _interpret_engine(
     states = measured.states(spans, requests)
     # Each of these keeps one core busy.
     with ThreadPoolExecutor(1, "pdtrace-vllm") as beside:
-        told = beside.submit(reported, requests)
+        told = beside.submit(_reported, requests)
         placed = beside.submit(_intervals, requests, states)
         out.add("legs", engine_legs(requests, calls, states), record=None)
         out.add("reported", told.result(), record=None)
@@ -126,12 +127,19 @@ def _interpret_engine(
     out.add("facts", workers.facts(requests), record=None)
 
 
-def _intervals(requests: pl.DataFrame, states: pl.DataFrame) -> pl.DataFrame:
+def _reported(requests: pl.DataFrame) -> pa.Table:
+    return layout.table(reported(layout.numbered(requests)), requests["leg"])
+
+
+def _intervals(requests: pl.DataFrame, states: pl.DataFrame) -> pl.DataFrame | pa.Table:
     """Where the durations of the requests lie, and what child spans or events measured instead."""
-    found = layout.placed(requests)
+    found = layout.placed(layout.numbered(requests))
     if states.is_empty():
-        return found
-    kept = measured.without_replaced(found, states)
+        return layout.table(found, requests["leg"])
+    named = found.with_columns(
+        pl.col("semantics").cast(pl.String), leg=requests["leg"].gather(found["leg"])
+    )
+    kept = measured.without_replaced(named, states)
     return pl.concat([kept, measured.intervals(states, requests)])
 
 

@@ -24,6 +24,7 @@ TABLES = BESIDE_FILES | {"legs", "intervals", "reported", "spans"}
 LEAST_ROWS = 20_000  # below, a table costs nothing
 FOLLOWING_ROWS = 2_500  # so many may follow a large batch: blocks of a file end as they come
 PLACE = "memory.main"  # of the tables of a store in memory; plain `main` is also a schema of temporary things
+_FEW = 100  # rows a text, from which on texts are categories
 _SCAN_ROWS = 122_880  # a row group of DuckDB: what one thread scans at a time
 
 
@@ -66,7 +67,7 @@ class Aside:
         """Columns of each batch of a table; NULLs where a batch lacks one."""
         for rows in self._parts.get(table, []):
             told = [name for name in columns if name in rows.column_names]
-            frame = pl.DataFrame(pl.from_arrow(rows.select(told)))
+            frame = pl.DataFrame([_series(rows.column(name), name) for name in told])
             yield frame.with_columns(
                 pl.lit(None, pl.String).alias(name) for name in columns if name not in told
             ).select(columns)
@@ -144,6 +145,17 @@ class Aside:
             selects.append(f"SELECT {casts} FROM _{table}_{number}")
         union = " UNION ALL ".join(selects)
         connection.execute(f"CREATE OR REPLACE TEMP VIEW {table} AS {union}")
+
+
+def _series(column: pa.ChunkedArray, name: str) -> pl.Series:
+    """A column as it is; texts that hardly repeat are not looked up as categories."""
+    if pa.types.is_dictionary(column.type) and len(column) < _FEW * len(column.chunk(0).dictionary):
+        parts = [
+            pl.Series(values=chunk.dictionary).gather(pl.Series(values=chunk.indices))
+            for chunk in column.chunks
+        ]
+        return pl.concat(parts).alias(name)
+    return pl.Series(name, column)
 
 
 def _together(parts: list[pa.Table]) -> list[pa.Table]:

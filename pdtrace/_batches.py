@@ -79,6 +79,8 @@ def duckdb_type(kind: pa.DataType) -> str | None:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         inner = duckdb_type(kind.value_type)
         return None if inner is None else f"{inner}[]"
+    if pa.types.is_dictionary(kind):
+        return duckdb_type(kind.value_type)
     return _OF_ARROW.get(kind)
 
 

@@ -116,7 +116,7 @@ def frame(
                 ),
             )
         )
-    whole = pl.concat(parts, how="diagonal", rechunk=True)
+    whole = pl.concat(parts, how="diagonal")
     return whole.with_columns(
         pl.lit(fixed.get(name), dtype=_COLUMNS.get(name, pl.String())).alias(name)
         for name in columns

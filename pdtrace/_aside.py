@@ -22,7 +22,7 @@ BESIDE_FILES = frozenset(
 )  # of a process's own file
 TABLES = BESIDE_FILES | {"legs", "intervals", "reported", "spans"}
 LEAST_ROWS = 20_000  # below, a table costs nothing
-FOLLOWING_ROWS = 2_500  # so many may follow a large batch: blocks of a file end as they come
+LEAST_SPANS = 2_500  # lists cost more, and readers give a file in blocks
 PLACE = "memory.main"  # of the tables of a store in memory; plain `main` is also a schema of temporary things
 _FEW = 100  # rows a text, from which on texts are categories
 _SCAN_ROWS = 122_880  # a row group of DuckDB: what one thread scans at a time
@@ -36,11 +36,13 @@ class Aside:
         self._parts: dict[str, list[pa.Table]] = {}
         self._kept: dict[str, int] = {}
         self._changed: set[str] = set()
+        self._frames: dict[str, pl.DataFrame] = {}  # as last handed out
 
     def copy(self) -> Aside:
-        """The same batches, for a connection to which they are shown."""
+        """The same batches, for a connection to which none was shown yet."""
         other = Aside(self.place)
         other._parts = {table: list(parts) for table, parts in self._parts.items()}
+        other._changed = set(other._parts)
         return other
 
     def names(self) -> frozenset[str]:
@@ -54,7 +56,7 @@ class Aside:
 
     def takes(self, table: str, rows: int) -> bool:
         """Whether a batch of so many rows is kept here."""
-        return rows >= LEAST_ROWS or (rows >= FOLLOWING_ROWS and table in self._parts)
+        return rows >= (LEAST_SPANS if table == "spans" else LEAST_ROWS)
 
     def most(self) -> int:
         """The rows of the longest of them that questions read."""
@@ -77,6 +79,7 @@ class Aside:
         slices = pa.Table.from_batches(rows.to_batches(max_chunksize=_SCAN_ROWS), rows.schema)
         self._parts.setdefault(table, []).append(slices)
         self._changed.add(table)
+        self._frames.pop(table, None)
 
     def batches(self, connection: duckdb.DuckDBPyConnection, table: str) -> list[pa.Table]:
         """All rows of a table; those that its table had lie here too from now on."""
@@ -90,8 +93,11 @@ class Aside:
         self, connection: duckdb.DuckDBPyConnection, table: str, kinds: Mapping[str, Any]
     ) -> pl.DataFrame:
         """The same as one frame, with columns of these kinds."""
+        parts = self.batches(connection, table)
+        if table in self._frames and self._frames[table].schema == kinds:
+            return self._frames[table]
         frames = []
-        for rows in self.batches(connection, table):
+        for rows in parts:
             frame = pl.DataFrame(pl.from_arrow(rows))
             if frame.schema != kinds:
                 frame = frame.select(
@@ -99,18 +105,21 @@ class Aside:
                     for name, kind in kinds.items()
                 )
             frames.append(frame)
-        return pl.concat(frames)
+        self._frames[table] = pl.concat(frames)
+        return self._frames[table]
 
-    def put(self, table: str, rows: pa.Table) -> None:
-        """These rows in place of all that are here."""
+    def put(self, table: str, rows: pa.Table, frame: pl.DataFrame) -> None:
+        """These rows in place of all that are here; `frame` has the same."""
         self._parts[table] = []
         self.add(table, rows)
+        self._frames[table] = frame
 
     def pop(self, connection: duckdb.DuckDBPyConnection, table: str) -> list[pa.Table]:
         """Hand out the batches of a table; its name means the table alone again."""
         connection.execute(f"DROP VIEW IF EXISTS temp.{table}")
         self._kept.pop(table, None)
         self._changed.discard(table)
+        self._frames.pop(table, None)
         return self._parts.pop(table, [])
 
     def keep(self) -> None:
@@ -121,6 +130,7 @@ class Aside:
         """Forget what was added since keep(); the views went with the transaction."""
         self._parts = {table: self._parts[table][:count] for table, count in self._kept.items()}
         self._changed = set(self._parts)
+        self._frames.clear()
 
     def show(self, connection: duckdb.DuckDBPyConnection, names: Iterable[str]) -> None:
         """Let the names of these tables mean the rows here too, on the store's own connection."""

@@ -13,6 +13,7 @@ import polars as pl
 
 from pdtrace._graph import Ints
 from pdtrace._identity_legs import CLIENT, ENGINE, NEAR_NS, loose
+from pdtrace._lookup import repeated
 
 TIGHT_NS = 2 * 10**9  # gap between legs of one request when clocks agree
 STREAM_NS = 5 * 10**6  # streams of one request start this close
@@ -93,7 +94,7 @@ def same_span(legs: pl.DataFrame) -> pl.DataFrame:
     if spans.height == 0:
         return no_edges()
     # By hashes first: hardly any span is there twice.
-    twins = spans.filter(pl.col("trace_id").hash(1).xor(pl.col("span_id").hash()).is_duplicated())
+    twins = spans.filter(repeated(spans["trace_id"].hash(1) ^ spans["span_id"].hash()))
     if twins.height == 0:
         return no_edges()
     twins = twins.filter(pl.len().over("trace_id", "span_id") > 1).sort(
@@ -190,7 +191,10 @@ def id_keys(legs: pl.DataFrame) -> pl.DataFrame:
             schema={"n": pl.Int64, "kind": pl.String, "key": pl.String, "k": pl.UInt64}
         )
     keys = pl.concat(parts)
-    keys = keys.filter(pl.col("k").is_duplicated())
+    again = repeated(keys["k"])
+    if not again.any():
+        return keys.clear()
+    keys = keys.filter(again)
     return keys.filter(pl.len().over("k").is_between(2, LARGEST_KEY))
 
 

@@ -31,6 +31,8 @@ class Groups:
 def group(legs: pl.DataFrame, parent: Ints, ids: pl.DataFrame) -> Groups:
     """Join legs to requests from their trees (`parent`) and from edges by id."""
     container = legs["container"].to_numpy()
+    if not ids.height and (parent < 0).all():  # nothing joins any two of them
+        return Groups(np.where(container, -1, np.arange(legs.height)), no_edges())
     outer = climb(parent, ~container)
     callers = np.zeros(legs.height, dtype=np.bool_)
     tree = components(legs.height, np.flatnonzero(parent >= 0), parent[parent >= 0])

@@ -79,21 +79,24 @@ def write_roles(
     if inferred.height:
         _write_duties(store, inferred)
     duty = (
-        legs.group_by("worker", "duty")
+        legs.select("worker", "duty")
+        .drop_nulls("duty")
+        .group_by("worker", "duty")
         .agg(pl.len().alias("legs"))
-        .filter(pl.col("duty").is_not_null())
     )
     aggregated = (
-        requests.filter(pl.col("mode") == "aggregated")
+        requests.select("mode", "decode_worker")
+        .filter(pl.col("mode") == "aggregated")
         .group_by(worker="decode_worker")
         .agg(pl.len().alias("legs"))
         .with_columns(pl.lit("aggregated").alias("duty"))
     )
     # A server that is its own front end (vLLM's API server) is an engine.
-    engines = legs.filter(pl.col("observer") == "engine")["worker"].unique()
+    seen = legs.select("worker", "observer")
+    engines = seen.filter(pl.col("observer") == "engine")["worker"].unique()
     outside = (
-        legs.select("worker", "observer")
-        .filter((pl.col("observer") != "engine") & ~pl.col("worker").is_in(engines.implode()))
+        seen.filter(pl.col("observer") != "engine")
+        .filter(~pl.col("worker").is_in(engines.implode()))
         .group_by("worker", duty="observer")
         .agg(pl.len().alias("legs"))
     )
@@ -131,7 +134,8 @@ def _write_duties(store: Store, inferred: pl.DataFrame) -> None:
 def write_modes(store: Store, requests: pl.DataFrame, headlines: pl.DataFrame) -> None:
     """Mode and headline observer of each deployment."""
     known = (
-        requests.filter(pl.col("mode") != "unknown")
+        requests.select("deployment", "mode")
+        .filter(pl.col("mode") != "unknown")
         .group_by("deployment")
         .agg((pl.col("mode") == "disaggregated").mean().alias("share"))
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from pdtrace import _rotated
+from pdtrace._lookup import repeated
 from pdtrace.model import OBSERVERS, UNDATED
 from pdtrace.store import Store
 
@@ -28,12 +29,14 @@ def load(store: Store, paths: Mapping[int, str | None]) -> pl.DataFrame:
     `part` is the source, or the first one of the recording that it is a piece of.
     """
     legs = described(narrow(store, _COLUMNS))
-    ends = legs.filter(pl.col("hi").is_not_null()).group_by("source").agg(
+    named = {source: path for source, path in paths.items() if path is not None}
+    if len(named) < 2:  # nothing is a piece of anything
+        return legs
+    ends = legs.select("source", "hi").drop_nulls("hi").group_by("source").agg(
         pl.col("hi").min().alias("first"), pl.col("hi").max().alias("last")
     )  # fmt: skip
-    named = {source: path for source, path in paths.items() if path is not None}
     rotated = _rotated.parts(named, {s: (a, b) for s, a, b in ends.iter_rows() if s is not None})
-    traces = legs.filter(pl.col("trace_id").is_not_null()).group_by("source").agg(
+    traces = legs.select("source", "trace_id").drop_nulls("trace_id").group_by("source").agg(
         pl.col("trace_id").n_unique()
     )  # fmt: skip
     single = _rotated.one_trace_a_file(named, dict(traces.iter_rows()))
@@ -117,9 +120,7 @@ def described(legs: pl.DataFrame) -> pl.DataFrame:
             failed.alias("failed"),
             pl.col("source").alias("part"),
             # By hashes: two traces of one hash are only looked at in vain.
-            (pl.col("trace_id").is_not_null() & pl.col("trace_id").hash().is_duplicated()).alias(
-                "traced"
-            ),
+            (repeated(legs["trace_id"].hash()) & legs["trace_id"].is_not_null()).alias("traced"),
         )
         .with_row_index("n")
         .with_columns(pl.col("n").cast(pl.Int64))

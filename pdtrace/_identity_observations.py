@@ -6,6 +6,7 @@ import polars as pl
 
 from pdtrace._identity_edges import STREAM_NS
 from pdtrace._identity_legs import weak
+from pdtrace._lookup import repeated
 from pdtrace.store import Store
 
 COARSE_NS = 10**6  # instants coarser than this come from log lines
@@ -46,7 +47,7 @@ def with_roles(legs: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     request made the rest.
     """
     engine = chosen(legs, legs["observer"] == "engine")
-    several = chosen(engine, engine["r"].is_duplicated())
+    several = chosen(engine, repeated(engine["r"]))
     schema = {"row": pl.Int64, "duty": pl.String}
     if several.height == 0:
         duty = engine.filter(pl.col("role").is_in(["prefill", "decode"])).select("row", duty="role")
@@ -159,7 +160,7 @@ def observed(legs: pl.DataFrame, observer: str) -> pl.DataFrame:
         whole.alias("ran"),
         pl.lit(None, pl.String).alias("first_token_origin"),
     )
-    shared = rows["r"].is_duplicated()
+    shared = repeated(rows["r"])
     single, several = chosen(rows, ~shared), chosen(rows, shared)
     if several.height == 0:
         return single

@@ -1,4 +1,4 @@
-"""Where names stand in a list of names: by their hashes, each match compared as text."""
+"""Where names stand in a list of names: by their hashes, each match compared as text; which of them repeat."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ _Hashes: TypeAlias = NDArray[np.uint64]
 
 NOWHERE = -1
 _MIX = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio (Knuth 1998, TAOCP 3, 6.4)
+
+
+def repeated(numbers: pl.Series) -> pl.Series:
+    """Which of these numbers stand there more than once; in most inputs none of them does, which is asked first."""
+    ordered = np.sort(numbers.to_numpy())
+    if not (ordered[1:] == ordered[:-1]).any():
+        return pl.repeat(value=False, n=len(numbers), eager=True)
+    return numbers.is_duplicated()
 
 
 def places(names: pl.Series, among: pl.Series) -> Ints:

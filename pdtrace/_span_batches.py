@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from pdtrace._lookup import repeated
 from pdtrace.spans import KEY_COLUMNS, SEPARATOR
 
 _KIND = ("scope_name", "name", *KEY_COLUMNS)
@@ -48,6 +49,17 @@ def kinds(batches: Sequence[pa.Table]) -> list[Kind] | None:
                 return None
             found |= told
     return list(found)
+
+
+def repeat(batches: Sequence[pa.Table]) -> bool:
+    """Whether a span may stand in these twice, or under an id made up for it."""
+    hashes = []
+    for table in batches:
+        if "extra" in table.column_names or not {"trace_id", "span_id"} <= set(table.column_names):
+            return True
+        ids = pl.DataFrame(pl.from_arrow(table.select(["trace_id", "span_id"])))
+        hashes.append(ids["trace_id"].hash(1) ^ ids["span_id"].hash())
+    return bool(repeated(pl.concat(hashes)).any())
 
 
 def _told(rows: pa.RecordBatch) -> set[Kind] | None:
@@ -94,7 +106,7 @@ def frame(
         if any(part.schema[f"{pair}_keys"] != pl.Categorical for pair in pairs):
             return None
         texts = (name for name in told if part.schema[name] == pl.Categorical)
-        part = part.with_columns(pl.col(*texts).cast(pl.String))
+        part = part.with_columns(pl.col(name).cast(pl.String) for name in texts)
         if any(part.schema[name] != _COLUMNS.get(name, pl.String()) for name in told):
             return None
         places = {pair: _Places(part[f"{pair}_keys"]) for pair in pairs}

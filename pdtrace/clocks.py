@@ -72,16 +72,21 @@ class _ToAlign(NamedTuple):
 
 
 def _to_align(store: Store) -> _ToAlign:
-    asked = """WITH mine AS (
-                 SELECT *, start_ns IS NOT NULL AND request IS NOT NULL AND coalesce(clock, 'wall') = 'wall' AS placed FROM legs)
-               SELECT bool_or(container),
-                 bool_or(placed AND observer <> 'engine')
-                   AND bool_or(placed AND observer = 'engine' AND (
-                     output_tokens = 1 OR role = 'prefill' OR worker IN (SELECT worker FROM workers WHERE role = 'prefill'))),
-                 bool_or(placed AND observer = 'client') AND bool_or(placed AND observer <> 'client'),
-                 bool_or(clock <> 'wall' AND clock_start_ns IS NOT NULL AND request IS NOT NULL) FROM mine"""
-    (found,) = store.rows(asked)
-    return _ToAlign(*map(bool, found))
+    hops, outside, domains = store.rows(
+        """SELECT bool_or(container), bool_or(observer <> 'engine'),
+                  bool_or(clock <> 'wall' AND clock_start_ns IS NOT NULL AND request IS NOT NULL) FROM legs"""
+    )[0]
+    if not outside:
+        return _ToAlign(bool(hops), halves=False, clients=False, domains=bool(domains))
+    halves, clients = store.rows(
+        """WITH placed AS (
+             SELECT observer, output_tokens, role, worker FROM legs
+             WHERE start_ns IS NOT NULL AND request IS NOT NULL AND coalesce(clock, 'wall') = 'wall')
+           SELECT bool_or(observer <> 'engine') AND bool_or(observer = 'engine' AND (
+                    output_tokens = 1 OR role = 'prefill' OR worker IN (SELECT worker FROM workers WHERE role = 'prefill'))),
+                  bool_or(observer = 'client') AND bool_or(observer <> 'client') FROM placed"""
+    )[0]
+    return _ToAlign(*map(bool, (hops, halves, clients, domains)))
 
 
 def _domains(store: Store) -> list[dict[str, object]]:

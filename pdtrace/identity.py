@@ -14,6 +14,7 @@ from pdtrace import _identity_names as bare_names
 from pdtrace import _identity_rooms as rooms
 from pdtrace._graph import Ints, components
 from pdtrace._identity_legs import load, weak
+from pdtrace._lookup import repeated
 from pdtrace._worker_union import unite
 from pdtrace.store import Store
 
@@ -111,16 +112,16 @@ def request_names(legs: pl.DataFrame, label: Ints) -> pl.Series:
         own=pl.col("external_id").eq_missing(pl.col("request_id")),
     ).with_columns(pl.Series("label", label))  # fmt: skip
     real = rows.filter((pl.col("label") >= 0) & ~pl.col("container"))
-    shared = real["label"].is_duplicated()
+    shared = repeated(real["label"])
     single = real.filter(~shared).select("label", "name", "lo", "leg")
     several = _outermost(real.filter(shared)).select("label", "name", "lo", "leg")
     named = pl.concat([single, several])
-    repeated = named["name"].hash().is_duplicated()
-    if repeated.any():
-        repeated = named["name"].is_duplicated()
-    if not repeated.any() and named.height == rows.height:
+    again = repeated(named["name"].hash())
+    if again.any():
+        again = named["name"].is_duplicated()
+    if not again.any() and named.height == rows.height:
         return rows["name"]  # every leg is a request of its own
-    twice = named.filter(repeated).sort("name", "lo", "leg", nulls_last=True)
+    twice = named.filter(again).sort("name", "lo", "leg", nulls_last=True)
     place = pl.int_range(pl.len()).over("name")
     twice = twice.with_columns(
         pl.when(place == 0)
@@ -128,7 +129,7 @@ def request_names(legs: pl.DataFrame, label: Ints) -> pl.Series:
         .otherwise(pl.format("{}#{}", "name", place + 1))
         .alias("name")
     )
-    named = pl.concat([named.filter(~repeated), twice])
+    named = pl.concat([named.filter(~again), twice])
     return rows.join(
         named.select("label", request="name"), on="label", how="left", maintain_order="left"
     )["request"]
@@ -178,7 +179,7 @@ def _write_legs(store: Store, legs: pl.DataFrame, of_leg: pl.Series, request: pl
 def _write_edges(store: Store, legs: pl.DataFrame, found: pl.DataFrame) -> None:
     leg = legs["leg"]
     pair = found["a"] * legs.height + found["b"]  # legs are still numbers
-    if (again := pair.is_duplicated()).any():
+    if (again := repeated(pair)).any():
         found = pl.concat([found.filter(~again), found.filter(again).unique()])
     frame = pl.DataFrame(
         {

@@ -82,6 +82,10 @@ def run(store: Store, *, deduplicated: bool = False) -> pl.DataFrame:
 
 def deduplicate(store: Store) -> pl.DataFrame:
     """Keep one of the spans that stand in two files, see spans.deduplicate."""
+    batches = store.batches_aside("spans")
+    if batches and not _span_batches.repeat(batches):
+        store.temporary("span_twins", pl.DataFrame(schema={"twin": pl.UInt64}))
+        return spans.NO_DUPLICATES
     store.prepare("FROM spans")
     return spans.deduplicate(store.connection, lambda: store.settle_aside("spans"))
 

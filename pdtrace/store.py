@@ -166,7 +166,7 @@ class Store(Tables):
     def beside(self) -> Store:
         """The same tables for another thread, as they are now; what is appended large is not seen by the other."""
         twin = copy(self)
-        twin.connection = self.cursor()
+        twin.connection = self.connection.cursor()
         twin._aside = self._aside.copy()
         twin._checked, twin._answers = set(), {}
         return twin

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import polars as pl
@@ -14,6 +14,7 @@ from pdtrace.model import ALIAS_KINDS, GLOBAL_ALIAS_KINDS
 from pdtrace.store import Store
 
 NEAR_NS = 120 * 10**9  # windows this close may be one process
+_SCOPED = ("pod", "pid", "address", "file")  # kinds of names that hold nearby, in this order
 _BASIS_ORDER = {"span": 0, "config": 1, "log": 2, "inferred": 3, None: 4}
 _WORDS = ("name", "engine", "version", "host", "rank", "deployment")
 
@@ -26,7 +27,7 @@ def resolve(store: Store) -> None:
     known = store.short("SELECT worker, kind, value, source FROM worker_aliases")
     rows = store.short("SELECT * FROM workers")
     paths = dict(store.rows("SELECT source, path FROM sources"))
-    mapping = canonical_ids(rows, known, paths, _windows(store, rows, known))
+    mapping = canonical_ids(rows, known, paths, lambda: _windows(store, rows, known))
     _remember(store, mapping)
     changed = {old: new for old, new in mapping.items() if old != new}
     if changed or rows.height != len(mapping):
@@ -106,9 +107,12 @@ def canonical_ids(
     rows: pl.DataFrame,
     aliases: pl.DataFrame,
     paths: Mapping[int, str],
-    windows: Mapping[str, tuple[int, int]],
+    windows: Callable[[], Mapping[str, tuple[int, int]]],
 ) -> dict[str, str]:
-    """Every worker id with the id that stands for it; independent of the order of the rows."""
+    """Every worker id with the id that stands for it; independent of the order of the rows.
+
+    `windows`: when workers were seen, asked for only where one name stands in several groups.
+    """
     ids = sorted({*rows["worker"].drop_nulls(), *aliases["worker"].drop_nulls()})
     number = {worker: n for n, worker in enumerate(ids)}
     said = sorted(
@@ -116,8 +120,10 @@ def canonical_ids(
         | {(w, *_own_alias(w)) for w in ids}
     )
     label = _join_global(number, said)
-    groups = _groups(ids, label, said, aliases, rows, paths, windows)
-    for kind in ("pod", "pid", "address", "file"):
+    groups = _groups(ids, label, said, aliases, rows, paths)
+    if _share(groups):
+        _set_windows(groups, windows())
+    for kind in _SCOPED:
         groups = _join_scoped(groups, kind)
     return {worker: _best_id(group) for group in groups for worker in group.ids}
 
@@ -146,7 +152,6 @@ def _groups(
     aliases: pl.DataFrame,
     rows: pl.DataFrame,
     paths: Mapping[int, str],
-    windows: Mapping[str, tuple[int, int]],
 ) -> list[_Group]:
     groups: dict[int, _Group] = {}
     of: dict[str, _Group] = {}
@@ -154,8 +159,6 @@ def _groups(
         group = groups.setdefault(root, _Group([]))
         group.ids.append(worker)
         of[worker] = group
-        if worker in windows:
-            group.window = _hull(group.window, windows[worker])
         if worker.startswith("pid:") and "@" in worker:
             group.folders.add(worker.partition("@")[2])
     for worker, kind, value in said:
@@ -167,6 +170,19 @@ def _groups(
         if worker in of and host:
             of[worker].hosts.add(host)
     return list(groups.values())
+
+
+def _share(groups: list[_Group]) -> bool:
+    """Whether a name that holds nearby stands in several groups."""
+    held = Counter((k, v) for group in groups for k in _SCOPED for v in group.values[k])
+    return any(count > 1 for count in held.values())
+
+
+def _set_windows(groups: list[_Group], windows: Mapping[str, tuple[int, int]]) -> None:
+    for group in groups:
+        for worker in group.ids:
+            if worker in windows:
+                group.window = _hull(group.window, windows[worker])
 
 
 def _hull(a: tuple[int, int] | None, b: tuple[int, int] | None) -> tuple[int, int] | None:

@@ -42,3 +42,9 @@ def test_hashes_of_which_all_but_one_find_their_slot_taken_are_found_all_the_sam
     assert found is not None
     assert found.tolist() == list(range(498, -1, -1))
     assert _lookup._by_hash(near, np.append(near, near[:1])) is None
+
+
+def test_numbers_that_repeat_are_found() -> None:
+    assert _lookup.repeated(pl.Series([3, 1, 2])).to_list() == [False, False, False]
+    assert _lookup.repeated(pl.Series([3, 1, 3])).to_list() == [True, False, True]
+    assert _lookup.repeated(pl.Series([], dtype=pl.UInt64)).to_list() == []

@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import zipfile
 from pathlib import Path
 
 import pytest
 
+from pdtrace import registry
 from pdtrace._meanwhile import loading
 
 
@@ -99,3 +101,25 @@ def test_functions_of_pyarrow_are_made_when_they_are_asked_for() -> None:
     )  # fmt: skip
     assert few.stdout == whole.stdout
     assert (few.stderr.strip(), whole.stderr.strip()) == ("False", "True")
+
+
+def test_a_collector_of_another_package_is_found_by_its_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module(tmp_path, "stranger_collector", "TITLE = 'Stranger'\ndef sniff(head): return None\n")
+    told = tmp_path / "stranger-1.0.dist-info"
+    told.mkdir()
+    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
+    (told / "entry_points.txt").write_text("[other.group]\nx = y\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not list(registry._strangers())
+    (told / "entry_points.txt").write_text("[pdtrace.collectors]\nstranger = stranger_collector\n")
+    (point,) = registry._strangers()
+    assert point.load().TITLE == "Stranger"
+    told.rename(tmp_path / "moved")
+    assert not list(registry._strangers())
+    with zipfile.ZipFile(tmp_path / "stranger.zip", "w") as packed:
+        for name in ("METADATA", "entry_points.txt"):
+            packed.write(tmp_path / "moved" / name, f"stranger-1.0.dist-info/{name}")
+    monkeypatch.syspath_prepend(str(tmp_path / "stranger.zip"))
+    assert [point.value for point in registry._strangers()] == ["stranger_collector"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,8 @@ from pdtrace import diagnose, registry
 from pdtrace.api import Trace
 from pdtrace.model import Head
 
+LOG = registry.collectors()["tensorrt_llm_log"]
+Collect = Callable[..., Any]
 LINE = (
     "[08/19/2026-14:{m:02}:{s:02}] [TRT-LLM] [I] iter = {i}, global_rank = {r}, rank = {r}, currank_total_requests = 0/1, "
     "host_step_time = {ms:.2f}ms, prev_device_step_time = 3.9ms, timestamp = 2026-08-19 14:{m:02}:{s:02}, "
@@ -45,26 +49,19 @@ def test_prompts_that_held_decodes_up_are_told_from_iterations_alone(tmp_path: P
 
 
 @pytest.mark.parametrize(("alike", "steps"), [(True, 50), (False, 100)])
-def test_ranks_that_share_every_batch_count_once(tmp_path: Path, alike: bool, steps: int) -> None:
+def test_ranks_that_share_every_batch_count_once(collect: Collect, tmp_path: Path, alike: bool, steps: int) -> None:  # fmt: skip
     (tmp_path / "serve.log").write_text(lines(50, ranks=2, alike=alike))
-    trace = Trace.read([tmp_path])
-    assert trace.store.sql("SELECT count(*) FROM steps").item() == steps
+    assert collect(LOG, tmp_path / "serve.log")["steps"].height == steps
 
 
-def test_its_dates_in_brackets_are_nobodys_pod(tmp_path: Path) -> None:
-    (tmp_path / "serve.log").write_text(lines(20))
-    trace = Trace.read([tmp_path])
-    assert trace.store.sql("SELECT count(*) FROM workers").item() == 1
-
-
-def test_a_failing_line_says_what_failed_and_not_what_was_asked(tmp_path: Path) -> None:
+def test_a_failing_line_says_what_failed_and_not_what_was_asked(collect: Collect, tmp_path: Path) -> None:  # fmt: skip
     bad = "[08/19/2026-14:00:02] [TRT-LLM] [E] Error encountered while processing request to http://a:1/v1: my secret prompt\n"
     (tmp_path / "serve.log").write_text(lines(20) + bad)
-    trace = Trace.read([tmp_path])
-    assert trace.store.sql("SELECT kind, detail FROM events").rows() == [("failure", "a request failed")]  # fmt: skip
+    got = collect(LOG, tmp_path / "serve.log")
+    assert got["events"].select("kind", "detail").rows() == [("failure", "a request failed")]
+    assert got["workers"].height == 1  # a date in brackets is nobody's pod
 
 
 @pytest.mark.parametrize("text", [b"", b"[TRT-LLM] is fast\n", b"iter = 3, loss = 0.2\n"])
 def test_strangers_are_left_alone(text: bytes) -> None:
-    module = registry.collectors()["tensorrt_llm_log"]
-    assert module.sniff(Head("x.log", "x.log", text, complete=True)) is None
+    assert LOG.sniff(Head("x.log", "x.log", text, complete=True)) is None

@@ -6,6 +6,7 @@ Documents of log stores are undone by _log_exports.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 import polars as pl
@@ -122,17 +123,18 @@ def _column(block: bytes) -> pl.Series:
     return column.alias("text").str.strip_chars_end("\r\n")
 
 
-def head_texts(head: Head) -> list[str]:
+@lru_cache(maxsize=1)  # several collectors look at the same head, one after the other
+def head_texts(head: Head) -> tuple[str, ...]:
     """The unwrapped lines of a head, for sniffing; a line that the head cuts is left out."""
     data = head.data if head.complete else head.data[: head.data.rfind(b"\n") + 1]
     if not head.data.strip():
-        return []
+        return ()
     if not data and not exports.is_export(head.data):
-        return []
+        return ()
     if exports.is_export(head.data):
         data = "".join(line + "\n" for line in exports.head_lines(head.data)).encode() or b"\n"
     text = _column(data if data.endswith(b"\n") else data + b"\n")
     frame = pl.DataFrame({"text": plain(text)}).with_columns(
         pl.int_range(pl.len(), dtype=pl.Int64).alias("record"), pl.lit(True).alias("whole")
     )
-    return unwrap(frame, Layers())["text"].to_list()
+    return tuple(unwrap(frame, Layers())["text"].to_list())

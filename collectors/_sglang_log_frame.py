@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import polars as pl
 
@@ -28,7 +29,7 @@ _EPOCH = (
 QUARTER_NS = 900 * SECOND_NS
 
 
-def is_sglang(lines: list[str]) -> bool:
+def is_sglang(lines: Iterable[str]) -> bool:
     """Whether one of these lines is one that only SGLang writes."""
     return any(_OWN.search(line[:4096]) for line in lines)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import polars as pl
 
@@ -44,7 +45,7 @@ _JSON_MESSAGE = ("$.message", "$.msg")
 _JSON_TIME = ("$.asctime", "$.timestamp", "$.time")
 
 
-def vllm_form(lines: list[str]) -> str | None:
+def vllm_form(lines: Iterable[str]) -> str | None:
     """'' when one of these lines is vLLM's, ' (JSON)' for its JSON formatter's, else None."""
     for line in lines:
         if line.startswith("{"):

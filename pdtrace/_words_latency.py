@@ -40,10 +40,15 @@ def survivors(outcomes: Mapping[str, Row]) -> str:
 SURE = 0.3  # a rank correlation surely above it is one to speak of (view token_dependence)
 
 
+MAY_HOLD_QUEUE = "(or the wait for the engine: nobody tells it apart)"
+
+
 def _so_far(row: Row, name: str) -> str:
     """A phase in words, told as a bound where its time is mainly one."""
     if name in (row.get("bounded_phases") or ()):
         return f"{phase(name)}, which is an upper bound"
+    if name == "prefill" and row.get("queue_apart") is False:
+        return f"{phase(name)} {MAY_HOLD_QUEUE}"
     return phase(name)
 
 

@@ -148,7 +148,7 @@ def evidence_line(finding: Finding) -> str:
     main = numbers.quantity(finding.value, finding.unit) if finding.value is not None else ""
     if main and cost == f"{main} lost":
         main, cost = cost, ""
-    parts = [f"{_VALUE_NAMES.get(finding.id, '')}{main}"]
+    parts = [f"{_VALUE_NAMES.get(finding.id, '')}{main}" if main else ""]
     if finding.interval is not None and finding.interval[0] < finding.interval[1]:
         low, high = (numbers.quantity(v, finding.unit) for v in finding.interval)
         parts.append(f"interval {low} – {high}")

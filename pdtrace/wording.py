@@ -16,6 +16,7 @@ from pdtrace import (
     _words_time,
 )
 from pdtrace._words import Row, Words, phase
+from pdtrace._words_latency import MAY_HOLD_QUEUE
 from pdtrace.model import Finding
 from pdtrace.numbers import duration, plural, share, short
 
@@ -188,7 +189,7 @@ def _first_tokens(deployment: Deployment) -> str:
         if whole is None and any(p["share_of_ttft"] for p in deployment.phases):
             return (
                 "Nobody saw a request both start and deliver its first token"
-                " (prefill and decode worker saw a part each): there is no TTFT to tell."
+                f"{_parts_seen(deployment)}: there is no TTFT to tell."
             )
         pace = _headline(deployment, "tpot_ms")
         if whole is None and pace is not None:
@@ -215,7 +216,15 @@ def _first_tokens(deployment: Deployment) -> str:
     if top == "unattributed":
         return f"{text}; nobody accounts for {share(most_share)} of it."
     most = "at most " if top in bounds else ""
-    return f"{text}; {phase(top)} took {most}{share(most_share)} of it."
+    apart = any(p["phase"] == "queue" or p["detail"] == "prefill_exec" for p in deployment.phases)
+    holds = f" {MAY_HOLD_QUEUE}" if top == "prefill" and not apart else ""
+    return f"{text}; {phase(top)}{holds} took {most}{share(most_share)} of it."
+
+
+def _parts_seen(deployment: Deployment) -> str:
+    """Why no observer saw a whole first token, where the set-up tells it."""
+    split = deployment.mode == "disaggregated"
+    return " (prefill and decode worker saw a part each)" if split else " by one clock"
 
 
 def _ttft_shares(deployment: Deployment) -> dict[str, float]:

@@ -102,6 +102,17 @@ def test_warm_up_is_told_apart_with_the_figures_without_it() -> None:
     assert row["p99_ms"] > 5 * row["p99_without_ms"]
 
 
+def test_the_first_requests_are_no_warm_up_where_a_stretch_of_another_size_was_as_slow() -> None:
+    """Three of the first five have long prompts, and so have three of four in the middle."""
+    ttft = 20 + 0.01 * np.arange(400) % 1
+    ttft[[0, 2, 3, 4, 200, 201, 203]] = 400, 400, 400, 300, 400, 400, 400
+    same = {"tpot_ms": pl.lit(20.0), "worker": pl.lit("a"), "line": pl.lit("a")}
+    frame = run(count=400).with_columns(ttft_ms=pl.Series(ttft), **same)
+    assert "warm_up" not in [kind for kind, _ in found(frame)]
+    ttft[:5] = 4000.0
+    assert ("warm_up", "ttft") in found(frame.with_columns(ttft_ms=pl.Series(ttft)))
+
+
 def test_one_slow_request_at_the_start_is_a_warm_up_only_if_nothing_is_like_it() -> None:
     compiled = run().with_columns(
         ttft_ms=pl.when(pl.int_range(pl.len()) == 0).then(30_000.0).otherwise("ttft_ms")

@@ -77,6 +77,16 @@ def test_a_measured_transfer_is_no_bound(con: Store) -> None:
     assert row["interval_low"] == row["value"] == row["transfer_s"]
 
 
+def test_first_tokens_before_the_window_tell_no_share_of_it(con: Store) -> None:
+    """Ten requests' tokens stand 900 ms before their starts, by another clock: 60 % stay 60 %."""
+    queued(con, "before_queue", "queue", 60)
+    for n in range(20, 30):
+        con.append("requests", [request(n, ttft_ms=-900.0, prefill_worker="p", decode_worker="q")])
+        con.append("phases", [phase(n, "unattributed", 0, 1100, "unattributed")])
+    assert one(con, "engine_queue")["share"] == pytest.approx(0.6)
+    assert one(con, "unattributed_time")["ttft_ratio"] in (None, 0.0)
+
+
 def test_unattributed_time_is_shown_from_a_tenth_on(con: Store) -> None:
     queued(con, "unattributed", "unattributed", 95)
     none(con, "unattributed_time")

@@ -56,6 +56,12 @@ def test_a_link_to_the_prompt_is_claimed_only_as_far_as_it_is_shown(
     assert said in slow_first_token(row).detail
 
 
+@pytest.mark.parametrize(("apart", "said"), [(True, False), (False, True), (None, False)])
+def test_a_prefill_that_may_hold_the_queue_is_told_as_such(apart: bool | None, said: bool) -> None:
+    row = first(top_phase="prefill", top_phase_ratio=0.98, queue_apart=apart)
+    assert ("or the wait for the engine" in slow_first_token(row).detail) is said
+
+
 def test_nobody_who_has_split_is_told_to_wait_with_splitting() -> None:
     assert "before splitting" in slow_first_token(first()).suggestions[0]
     assert slow_first_token(first(split=True)).suggestions == (

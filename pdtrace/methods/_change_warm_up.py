@@ -10,6 +10,9 @@ from pdtrace.methods._change_levels import Series, median, row_of
 from pdtrace.methods.statistics import Floats
 
 WARM_FACTOR, WARM_FEWEST, WARM_P = 1.5, 100, 0.002
+WARM_AHEAD = (
+    1.5  # times as far above the typical value as any other stretch: every run has a first one
+)
 WARM_SIZES = (1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987)
 
 
@@ -27,12 +30,16 @@ def warm_up(series: Series) -> tuple[int, dict[str, Any]] | None:
     scores = np.stack([(sums[k : k + count] - sums[:count]) / np.sqrt(k) for k in sizes])
     best = int(scores[:, 0].argmax())
     size = sizes[best]
-    as_slow = float((scores[best] >= scores[best, 0]).mean())
+    # This size was chosen for the first stretch: every other one is taken at its own best, too.
+    others = scores.max(axis=0)[size:]
+    as_slow = float((others >= scores[best, 0]).sum() + 1) / (len(others) + 1)
+    if not len(others) or scores[best, 0] < WARM_AHEAD * others.max():
+        return None
     first, rest = values[:size], values[size:]
     if size == sizes[-1]:  # a tenth of the run or more is a part of it, not its beginning
         return None
     slow = float(np.median(first)) >= WARM_FACTOR * float(np.median(rest))
-    if as_slow > max(WARM_P, 1 / count) or not slow or not _apart(first, rest):
+    if as_slow > max(WARM_P, 1 / (len(others) + 1)) or not slow or not _apart(first, rest):
         return None
     before, after = median(first, 1.0), median(rest, 1.0)
     row = row_of(series, "warm_up", size, 0, len(values), before, after)

@@ -84,10 +84,11 @@ WITH decided AS (
   GROUP BY deployment
 ),
 first_token AS (
+  -- clocks that disagree put first tokens before the start: these tell no share
   SELECT deployment, sum(first_token_ns - start_ns) / 1e9 AS ttft_s
   FROM counted_requests
   GROUP BY deployment
-  HAVING count(first_token_ns) >= 0.9 * count(*)
+  HAVING count(first_token_ns) FILTER (first_token_ns >= start_ns) >= 0.9 * count(*)
 ),
 placed AS (
   SELECT deployment, worker, count(*) AS n

@@ -41,6 +41,7 @@
 --   top_phase_ratio   DOUBLE     1  its share of their TTFT
 --   grown_phase       VARCHAR    phase that explains most of the difference between slow and other requests
 --   grown_ratio       DOUBLE     1  its share of that difference
+--   queue_apart       BOOLEAN    some phase tells the wait for the engine apart from the prefill; false: it may be in the prefill
 --   bounded_phases    VARCHAR[]  phases whose time is mainly an upper bound: the wait may hold other things too
 --   prompt_rho        DOUBLE     Spearman correlation of TTFT with uncached prompt tokens; NULL below 10 pairs
 --   prompt_rho_low    DOUBLE     95 % interval, lower end
@@ -169,6 +170,11 @@ bounded AS (
   FROM phase_parts
   WHERE bounded
   GROUP BY deployment
+),
+apart AS (
+  SELECT deployment, bool_or(phase = 'queue' OR detail = 'prefill_exec') AS queue_apart
+  FROM phase_sums
+  GROUP BY deployment
 )
 SELECT j.deployment,
   CASE WHEN slow > 0 AND (limit_given OR cost_s * 1e3 >= 0.1 * ttft_sum_ms)
@@ -193,13 +199,14 @@ SELECT j.deployment,
   CASE WHEN slow > 0 THEN f.top_phase_ratio END AS top_phase_ratio,
   CASE WHEN slow > 0 AND slow < measured THEN f.grown_phase END AS grown_phase,
   CASE WHEN slow > 0 AND slow < measured THEN f.grown_ratio END AS grown_ratio,
-  coalesce(b.phases, []) AS bounded_phases,
+  coalesce(q.queue_apart, false) AS queue_apart, coalesce(b.phases, []) AS bounded_phases,
   prompt_rho, prompt_rho_low, prompt_rho_high, prompt_pairs, prompt_slope_ms, prompt_driven,
   cached_known, slow_long_input, other_long_input, models, prompts_known, slow_prompt_tokens,
   other_prompt_tokens, cached_ratio, split
 FROM judged AS j
 LEFT JOIN leading_phases AS f ON f.deployment IS NOT DISTINCT FROM j.deployment
 LEFT JOIN bounded AS b ON b.deployment IS NOT DISTINCT FROM j.deployment
+LEFT JOIN apart AS q ON q.deployment IS NOT DISTINCT FROM j.deployment
 LEFT JOIN deployment_sources AS s ON s.deployment = j.deployment AND s.evidence = 'requests'
 WHERE (slow > 0 AND slow >= min_slow_ratio * measured
     AND (limit_given OR cost_s * 1e3 >= 0.01 * ttft_sum_ms))

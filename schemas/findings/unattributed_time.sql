@@ -39,7 +39,9 @@ WITH unattributed AS (
 request_unknown AS (
   SELECT c.deployment, c.request, coalesce(u.unknown_ms, 0) AS unknown_ms, u.unknown_ttft_ms,
     (c.end_ns - c.start_ns) / 1e6 AS window_ms,
-    (c.first_token_ns - c.start_ns) / 1e6 AS ttft_ms
+    -- clocks that disagree put first tokens outside the window, where no phase is
+    CASE WHEN c.first_token_ns >= c.start_ns
+      THEN (least(c.first_token_ns, c.end_ns) - c.start_ns) / 1e6 END AS ttft_ms
   FROM counted_requests AS c
   LEFT JOIN unattributed AS u ON u.request = c.request
   WHERE c.end_ns > c.start_ns

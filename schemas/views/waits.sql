@@ -11,7 +11,7 @@
 -- columns:
 --   deployment    VARCHAR       deployment
 --   wait_s        DOUBLE    s   seconds spent there, summed
---   ttft_ratio    DOUBLE    1   sum of the part before first tokens over the sum of TTFT; NULL where no first token is known
+--   ttft_ratio    DOUBLE    1   sum of the part before first tokens over that part of the windows; NULL where no first token is known
 --   e2e_ratio     DOUBLE    1   wait_s over the whole durations
 --   requests      BIGINT        requests that spent time there
 --   seen          BIGINT        requests with a window
@@ -58,7 +58,9 @@ counted_wait AS (
   SELECT c.deployment, c.request, c.mode, w.* EXCLUDE (request),
     CASE WHEN on_decode THEN c.decode_worker ELSE c.prefill_worker END AS worker,
     c.end_ns - c.start_ns AS e2e_ns,
-    c.first_token_ns - c.start_ns AS ttft_ns
+    -- the part of the window that phases can tell: clocks that disagree put first tokens outside it
+    CASE WHEN c.first_token_ns >= c.start_ns THEN least(c.first_token_ns, c.end_ns) - c.start_ns
+      END AS ttft_ns
   FROM counted_requests AS c
   SEMI JOIN deployment_detail AS d ON d.deployment IS NOT DISTINCT FROM c.deployment
   LEFT JOIN request_wait AS w ON w.request = c.request

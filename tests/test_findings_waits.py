@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from finding_rows import none, one, phase, queued, request
+from finding_rows import none, one, phase, queued, request, worker
 
 from pdtrace.store import Store
 

@@ -1,13 +1,17 @@
-"""Queries answered ahead: views that many read are computed once, then several queries run at the same time."""
+"""Queries answered ahead: views that many read are computed once, then several queries run at the same time.
+
+They need not wait for all tables: what reads none that is still being made is answered beside the making (`tasks`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from threading import local
-from typing import Any
+from threading import Condition
+from typing import Any, Generic, Protocol, TypeVar
 
 import duckdb
 import polars as pl
@@ -26,16 +30,23 @@ _PLAIN: dict[str, type[pl.DataType]] = {
 }
 
 Connection = duckdb.DuckDBPyConnection
-Another = Callable[[], Connection]  # makes another connection to the same tables
+_WORD = re.compile(r"\w+")
 Key = tuple[str, tuple[tuple[str, object], ...]]
 
 
+class _Closed(Protocol):
+    def close(self) -> None: ...
+
+
+Hand = TypeVar("Hand", bound=_Closed)  # what a thread works with: a connection, or a store on one
+
+
 @dataclass(frozen=True)
-class Task:
+class Task(Generic[Hand]):
     """A piece of work, and the names of what it waits for."""
 
     after: frozenset[str]
-    work: Callable[[Connection], object]
+    work: Callable[[Hand], object]
 
 
 def key(name: str, parameters: Mapping[str, object]) -> Key:
@@ -51,36 +62,53 @@ def create(connection: Connection, query: library.Query) -> None:
         raise PdtraceError(f"schemas/{query.kind}/{query.name}.sql: {error}") from error
 
 
-def run(another: Another, tasks: Mapping[str, Task]) -> None:
-    """Run tasks, several at once, each as soon as what it waits for is done."""
-    mine = local()
-    cursors: list[Connection] = []
-
-    def connect() -> None:
-        mine.cursor = another()
-        cursors.append(mine.cursor)
-
-    def work(name: str) -> None:
-        tasks[name].work(mine.cursor)
-
+def run(another: Callable[[], Hand], tasks: Mapping[str, Task[Hand]]) -> None:
+    """Run tasks, several at once, each as soon as what it waits for is done; of those that can begin, the first."""
     waiting = {name: set(task.after & tasks.keys()) for name, task in tasks.items()}
-    try:
-        with ThreadPoolExecutor(CONNECTIONS, "pdtrace-ahead", connect) as pool:
-            running: dict[Future[None], str] = {}
-            while waiting or running:
-                for name in [name for name, after in waiting.items() if not after]:
+    change = Condition()
+    running: set[str] = set()
+
+    def following() -> str | None:
+        """The next task, once there is one; None when nothing is left to begin."""
+        with change:
+            while waiting:
+                name = next((name for name, after in waiting.items() if not after), None)
+                if name is not None:
                     del waiting[name]
-                    running[pool.submit(work, name)] = name
+                    running.add(name)
+                    return name
                 if not running:
                     raise ValueError(f"{', '.join(waiting)} wait for each other")
-                for done in wait(running, return_when=FIRST_COMPLETED).done:
-                    name = running.pop(done)
-                    done.result()
+                change.wait()
+            return None
+
+    def work(hand: Hand) -> None:
+        while (name := following()) is not None:
+            done = False
+            try:
+                tasks[name].work(hand)
+                done = True
+            finally:
+                with change:
+                    running.discard(name)
+                    if not done:
+                        waiting.clear()
                     for after in waiting.values():
                         after.discard(name)
+                    change.notify_all()
+
+    hands = [another() for _ in range(CONNECTIONS)]
+    try:
+        with ThreadPoolExecutor(CONNECTIONS, "pdtrace-ahead") as pool:
+            try:
+                for ended in [pool.submit(work, hand) for hand in hands]:
+                    ended.result()
+            finally:  # after an error, or Ctrl-C, nothing more is begun
+                with change:
+                    waiting.clear()
     finally:
-        for cursor in cursors:
-            cursor.close()
+        for hand in hands:
+            hand.close()
 
 
 def frame(
@@ -116,67 +144,72 @@ def _polars(kind: Any) -> pl.DataType:
     return _PLAIN[kind.id]()
 
 
-class Queries:
-    """The views and findings of a store in memory, of which `waiting` do not exist yet."""
+def _read_by(one: Key) -> frozenset[str]:
+    """The queries and tables that a question reads, also through others; it may be a statement of its own."""
+    if one[0] in library.queries():
+        return library.below(one[0])
+    named = frozenset(_WORD.findall(one[0])) & (library.queries().keys() | library.tables().keys())
+    return named.union(*map(library.below, named))
 
-    def __init__(self, another: Another, waiting: set[str]) -> None:
-        self._another = another
+
+class Queries:
+    """The views and findings of a store in memory, of which `waiting` do not exist yet.
+
+    `found`: the rows of what was asked (by key). What fails is left out: who asks for it runs it again and sees the error.
+    """
+
+    def __init__(self, waiting: set[str]) -> None:
         self._waiting = waiting
         self._held: set[str] = set()
+        self.found: dict[Key, pl.DataFrame] = {}
 
-    @contextmanager
-    def held(
+    def let_go(self, connection: Connection) -> None:
+        """Drop the tables: their views wait to be made again."""
+        for name in self._held:
+            connection.execute(f"DROP TABLE IF EXISTS {name}")
+        self._waiting |= self._held
+        self._held.clear()
+
+    def tasks(
         self,
         connection: Connection,
         names: Iterable[str],
         empty: set[str],
         asked: Mapping[Key, str],
-    ) -> Iterator[dict[Key, pl.DataFrame]]:
-        """Tables in place of these views, for as long as the block runs; then they wait to be made again.
+    ) -> dict[str, Task[Connection]]:
+        """What is left to do until these are held and what is asked is found, each as soon as what it reads is there.
 
         Tables, not temporary ones: every connection to the store sees them. Those of `empty` have no rows.
-        The block gets the rows of what is asked (SQL by key), each found as soon as what it reads is there. Those
-        that fail are left out: who asks for them runs them again and sees the error.
         """
-        found: dict[Key, pl.DataFrame] = {}
-        try:
-            for name in empty:
-                self._hold(connection, name, library.queries()[name].empty)
-            held = [name for name in names if name not in empty]
-            read = [name for name, _ in asked if self._is_read(name, asked)]
-            below = frozenset().union(*(library.below(name) for name, _ in asked))
-            tasks = self._making([*held, *read, *below]) | {
-                name: Task(library.below(name), lambda c, name=name: self._hold(c, name))  # type: ignore[misc]
-                for name in held
-            }
-            for number, one in enumerate(asked):
-                after = library.below(one[0]) | {one[0]}
-                tasks[f"{number} {one[0]}"] = Task(
-                    after,
-                    lambda c, one=one: self._answer(c, one, asked[one], found),  # type: ignore[misc]
-                )
-            run(self._another, tasks)
-            yield found
-        finally:
-            for name in self._held:
-                connection.execute(f"DROP TABLE IF EXISTS {name}")
-            self._waiting |= self._held
-            self._held.clear()
+        for name in empty - self._held:
+            self._hold(connection, name, library.queries()[name].empty)
+        held = [name for name in names if name not in self._held]
+        left = [one for one in asked if one not in self.found]
+        read = [name for name, _ in left if self._is_read(name, left)]
+        below = frozenset().union(*map(_read_by, left))
+        tasks = self._making([*held, *read, *below]) | {
+            name: Task(library.below(name), lambda c, name=name: self._hold(c, name))  # type: ignore[misc]
+            for name in held
+        }
+        for number, one in enumerate(left):
+            tasks[f"{number} {one[0]}"] = Task(
+                _read_by(one) | {one[0]},
+                lambda c, one=one: self._answer(c, one, asked[one]),  # type: ignore[misc]
+            )
+        return tasks
 
-    def _answer(
-        self, cursor: Connection, one: Key, sql: str, found: dict[Key, pl.DataFrame]
-    ) -> None:
+    def _answer(self, cursor: Connection, one: Key, sql: str) -> None:
         query = library.queries().get(one[0])
         if query is not None and one[0] in self._waiting:
             sql = query.called(dict(one[1]))
         with suppress(duckdb.Error):
-            found[one] = frame(cursor, sql)
+            self.found[one] = frame(cursor, sql)
 
     def _is_read(self, name: str, asked: Iterable[Key]) -> bool:
         """Whether the query must exist by its name; others are run without being created."""
-        return any(name in library.below(other) for other, _ in asked)
+        return any(name in _read_by(other) for other in asked)
 
-    def _making(self, names: Iterable[str]) -> dict[str, Task]:
+    def _making(self, names: Iterable[str]) -> dict[str, Task[Connection]]:
         """Tasks that create what these queries read, and themselves, where it waits."""
         wanted = set(names)
         wanted = wanted.union(*map(library.below, wanted)) & self._waiting - self._held

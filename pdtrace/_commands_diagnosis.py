@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +15,11 @@ from pdtrace._door import (
     reading_options,
     slo_option,
 )
+
+if TYPE_CHECKING:
+    from pdtrace.ingest import Ahead
+    from pdtrace.model import SloPolicy
+    from pdtrace.store import Questions, Store
 
 
 @click.command()
@@ -40,7 +46,8 @@ def diagnose(ctx: click.Context, paths: tuple[str, ...], style: str, slo: str | 
     conditions = [parse_check(text) for text in checks]
     limits = policy(slo) if slo is not None else None
     rooms = ("pdtrace.diagnose", "pdtrace.over_time", "pdtrace.terminal")
-    with open_trace(paths, since, until, keep_content, rooms, hashed=False) as trace:
+    asked = _asked(style, limits)
+    with open_trace(paths, since, until, keep_content, rooms, hashed=False, ahead=asked) as trace:
         from pdtrace import terminal
         from pdtrace.diagnose import diagnose as run
         from pdtrace.diagnosis import evaluate
@@ -53,6 +60,20 @@ def diagnose(ctx: click.Context, paths: tuple[str, ...], style: str, slo: str | 
     terminal.show_checks(results)
     if not all(holds for *_, holds in results) or (conditions and not results):
         ctx.exit(CHECK_FAILED)
+
+
+def _asked(style: str, limits: SloPolicy | None) -> Ahead:
+    """What the command will ask of the tables, with its chart."""
+
+    def ahead(store: Store, later: frozenset[str], making: frozenset[str]) -> Questions:
+        from pdtrace import terminal
+        from pdtrace.diagnose import ahead as of_diagnosis
+        from pdtrace.over_time import asked
+
+        cells = terminal.chart_cells(style)
+        return of_diagnosis(store, later, making, limits, [asked(cells)] if cells else [])
+
+    return ahead
 
 
 @click.command()

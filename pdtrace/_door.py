@@ -11,7 +11,7 @@ import click
 
 if TYPE_CHECKING:
     from pdtrace.api import Trace
-    from pdtrace.ingest import Options
+    from pdtrace.ingest import Ahead, Options
     from pdtrace.reading import Progress
 
 FINE, OUR_ERROR, USAGE, CHECK_FAILED = 0, 1, 2, 3
@@ -77,11 +77,12 @@ def open_trace(
     then: tuple[str, ...] = (),
     *,
     hashed: bool = True,
+    ahead: Ahead | None = None,
 ) -> Iterator[Trace]:
     """What the paths hold, with progress on stderr while it is read.
 
     `then`: modules that the command needs afterwards; they are loaded meanwhile. `hashed`: whether the command, or who
-    asks it, may look at the sha256 of a file that is there alone.
+    asks it, may look at the sha256 of a file that is there alone. `ahead`: what it will ask.
     """
     from dataclasses import replace
 
@@ -94,7 +95,9 @@ def open_trace(
 
         with loading(*STAGES, *then) as begin:
             with progress() as report:
-                options = replace(options, progress=report, recognised=begin, hashed=hashed)
+                options = replace(
+                    options, progress=report, recognised=begin, hashed=hashed, ahead=ahead
+                )
                 trace = Trace.read(paths, options)
             with trace:
                 yield trace

@@ -87,7 +87,7 @@ CONDITION_KEYS = (
 
 
 # A fact about no worker belongs to the deployment of its file's requests.
-_FACTS = """
+FACTS = """
 WITH single AS (
   SELECT source, min(deployment) AS deployment FROM legs WHERE deployment IS NOT NULL
   GROUP BY source HAVING count(DISTINCT deployment) = 1
@@ -101,7 +101,7 @@ LEFT JOIN single o ON f.worker IS NULL AND o.source = f.source
 
 def deployment_facts(store: Store) -> list[dict[str, Any]]:
     """What was said of each deployment, and the role of the worker it was said of."""
-    return store.short(_FACTS).to_dicts()
+    return store.short(FACTS).to_dicts()
 
 
 def conditions(facts: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:

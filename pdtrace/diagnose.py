@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +13,10 @@ from pdtrace._conditions import Conditions
 from pdtrace.diagnosis import Deployment, Diagnosis, Row, iso
 from pdtrace.errors import PROBLEM, REPORT, in_one_line, reraise_stop
 from pdtrace.model import OBSERVERS, PHASE_DETAILS, PHASES, Finding, Slo, SloPolicy
-from pdtrace.store import Store
+from pdtrace.store import Asked, Questions, Store
 
 _log = logging.getLogger(__name__)
+_WORD = re.compile(r"\w+")
 _SEVERITIES = ("critical", "warning", "info")
 _METRICS = ("ttft_ms", "e2e_ms", "tpot_ms", "itl_ms")
 _DETAILS = tuple(PHASE_DETAILS)
@@ -55,6 +57,21 @@ FROM workers w
 ORDER BY deployment, role, name, worker
 """
 
+_DEPLOYMENTS = """
+SELECT d.* FROM deployments d
+LEFT JOIN (SELECT deployment, count(*) AS n FROM requests GROUP BY deployment) r USING (deployment)
+ORDER BY coalesce(n, 0) DESC, d.name, d.deployment
+"""
+
+_OUTCOMES = """
+SELECT deployment, outcome, count(*) AS requests, count(*) FILTER (waiting) AS waiting,
+       quantile_cont(e2e_ms, 0.5) FILTER (waiting) AS waited_ms
+FROM (SELECT *, first_token_ns IS NULL AND ttft_ms IS NULL AS waiting FROM request_values)
+GROUP BY deployment, outcome ORDER BY deployment, outcome
+"""
+
+_STATEMENTS = (_WORKERS, _DEPLOYMENTS, _OUTCOMES, coverage.FACTS)
+
 
 def diagnose(
     store: Store, slo: Slo | SloPolicy | None = None, heard: Callable[[str], bool] = bool
@@ -67,15 +84,51 @@ def diagnose(
     policy = goodput.as_policy(slo)
     goodput.give(store, policy)
     conditions = store.conditions()
-    asked = _finding_queries(policy.single() if policy else Slo(), conditions)
-    read = set(asked).union(_ASKED, *map(library.below, [*asked, *_ASKED]))
-    held = [name for name in _READ_BY_MANY if name in read]
+    asked = _finding_queries(policy, conditions, library.queries())
     ask = [*asked.items(), *((name, {}) for name in _ASKED)]
-    held += goodput.READ_BY_MANY if policy else ()
-    with store.computed_once(*held, ask=ask, conditions=conditions):
+    held = [*_held(ask), *(goodput.READ_BY_MANY if policy else ())]
+    with store.computed_once(*held, ask=ask, conditions=conditions, statements=_STATEMENTS):
         if policy:
             goodput.judge_streams(store)
         return _diagnose(store, policy, asked, heard)
+
+
+def ahead(
+    store: Store,
+    later: frozenset[str],
+    making: frozenset[str],
+    slo: Slo | SloPolicy | None = None,
+    also: Sequence[Asked] = (),
+) -> Questions:
+    """What diagnose() of the same limits will hold and ask that reads no table of `later`, and what is asked `also`.
+
+    Of tables that are `making` it is not known yet whether they will have rows: conditions over them stay open.
+    """
+    policy = goodput.as_policy(slo)
+    goodput.give(store, policy)
+    conditions = store.conditions()
+    sure = [
+        name
+        for name in library.queries()
+        if not library.below(name) & later and not _conditions_of(name) & making
+    ]
+    asked = _finding_queries(policy, conditions, sure)
+    ask: list[Asked] = [*asked.items(), *((name, {}) for name in _ASKED if name in sure)]
+    ask += [one for one in also if one[0] in sure]
+    return [name for name in _held(ask) if name in sure], ask, conditions
+
+
+def _conditions_of(name: str) -> frozenset[str]:
+    """The words in the conditions of a query and of all that it reads."""
+    read = library.queries().keys() & {name, *library.below(name)}
+    return frozenset().union(*(_WORD.findall(library.queries()[one].when) for one in read))
+
+
+def _held(ask: Iterable[Asked]) -> list[str]:
+    """Of what these questions read, that which many read."""
+    names = [name for name, _ in ask]
+    read = set(names).union(*map(library.below, names))
+    return [name for name in _READ_BY_MANY if name in read]
 
 
 def _diagnose(
@@ -145,11 +198,7 @@ def _diagnose(
 
 
 def _deployments(store: Store) -> list[dict[str, Any]]:
-    return store.short(
-        """SELECT d.* FROM deployments d
-           LEFT JOIN (SELECT deployment, count(*) AS n FROM requests GROUP BY deployment) r USING (deployment)
-           ORDER BY coalesce(n, 0) DESC, d.name, d.deployment"""
-    ).to_dicts()
+    return store.short(_DEPLOYMENTS).to_dicts()
 
 
 def _limited(store: Store, deployment: Deployment) -> Deployment:
@@ -226,22 +275,18 @@ def _windows(store: Store, problems: list[str]) -> dict[tuple[str | None, str], 
     return {(row["deployment"], row["finding"]): row for row in rows}
 
 
-def _finding_queries(slo: Slo, conditions: Conditions) -> dict[str, dict[str, object]]:
-    """Every finding that can have rows, with those of its parameters that the user's limits set."""
+def _finding_queries(
+    policy: SloPolicy | None, conditions: Conditions, names: Iterable[str]
+) -> dict[str, dict[str, object]]:
+    """The findings of these names that can have rows, with those of their parameters that the user's limits set."""
+    slo = policy.single() if policy else Slo()
     limits = {f"slo_{key}": value for key, value in slo.limits().items()}
     return {
         query.name: {p.name: limits[p.name] for p in query.params if p.name in limits}
-        for query in _able(conditions)
-    }
-
-
-def _able(conditions: Conditions) -> list[library.Query]:
-    """The findings whose condition (`when:` of their header) holds: planning the others is not worth it."""
-    return [
-        query
-        for query in library.queries().values()
+        for query in map(library.queries().__getitem__, names)
+        # Planning one whose condition (`when:` of its header) does not hold is not worth it.
         if query.kind == "findings" and (not query.when or conditions.hold(query.when))
-    ]
+    }
 
 
 def _problems(store: Store) -> list[str]:
@@ -286,12 +331,7 @@ def _worker(row: Row) -> dict[str, Any]:
 def _outcomes(store: Store) -> dict[str, list[Row]]:
     """How the requests of each deployment ended, and how many of them without a first token."""
     found: dict[str, list[Row]] = {}
-    for row in store.short(
-        """SELECT deployment, outcome, count(*) AS requests, count(*) FILTER (waiting) AS waiting,
-                  quantile_cont(e2e_ms, 0.5) FILTER (waiting) AS waited_ms
-           FROM (SELECT *, first_token_ns IS NULL AND ttft_ms IS NULL AS waiting FROM request_values)
-           GROUP BY deployment, outcome ORDER BY deployment, outcome"""
-    ).iter_rows(named=True):
+    for row in store.short(_OUTCOMES).iter_rows(named=True):
         found.setdefault(row["deployment"], []).append(row)
     return found
 

@@ -6,15 +6,13 @@ The rooms behind reading are loaded when it is over: a command loads them meanwh
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from pdtrace import library
+from pdtrace._ahead import Task
 from pdtrace.copies import KEYED, forget_copies, keep_one_row_a_key, note_copies
 from pdtrace.counting import count_records, nothing_kept
 from pdtrace.errors import PROBLEM, REPORT, PdtraceError, UnknownFormat, in_one_line, reraise_stop
@@ -24,6 +22,10 @@ from pdtrace.store import Store
 
 if TYPE_CHECKING:
     from pdtrace.methods import Method
+    from pdtrace.store import Questions
+
+    # What will be asked that reads none of the first tables, though some of the second are not made yet either.
+    Ahead = Callable[[Store, frozenset[str], frozenset[str]], Questions]
 
 STAGES = (
     "pdtrace.library:queries", "pdtrace.interpret", "pdtrace.zones", "pdtrace.twins", "pdtrace.identity", "pdtrace.clocks", "pdtrace.phases",
@@ -46,6 +48,8 @@ class Options:
     hashed: bool = (
         True  # whether a file that is read alone gets its sha256, which nobody may look at
     )
+    # What will be asked: it is answered beside the last stages as far as it can be.
+    ahead: Ahead | None = None
 
 
 def ingest(paths: list[str], store: Store, options: Options | None = None) -> None:
@@ -101,16 +105,26 @@ def cut_to_window(store: Store, options: Options) -> None:
     from pdtrace import methods, phases
 
     _cut(store, options)
+    store.install()
     beside, behind = _by_what_they_read(methods.METHODS.values(), phases.MAKES)
-    with ThreadPoolExecutor(1, "pdtrace-methods") as pool, closing(store.beside()) as twin:
-        twin.install()
-        store.share_queries(twin)
-        waiting = deque(beside)
-        done = pool.submit(_run, twin, waiting)
-        _attempt(store, "cutting requests into phases", phases.partition)
-        _run(store, waiting)  # what the other thread has not begun
-        done.result()
-    _run(store, deque(behind))
+    cutting = Task[Store](
+        frozenset(),
+        lambda _: _attempt(store, "cutting requests into phases", phases.partition),
+    )
+    making = _by_table(phases.MAKES, cutting)
+    for method in beside:
+        making |= _by_table(method.makes, Task(_read_by(method), partial(_run, method=method)))
+    later = phases.MAKES.union(*(method.makes for method in behind))
+    store.make(making, options.ahead and options.ahead(store, later, frozenset(making)))
+    for method in behind:
+        _run(store, method)
+
+
+def _by_table(tables: Iterable[str], task: Task[Store]) -> dict[str, Task[Store]]:
+    """A task by the names of all tables that it makes."""
+    first, *others = sorted(tables)
+    done = Task[Store](frozenset({first}), lambda _: None)
+    return {first: task, **dict.fromkeys(others, done)}
 
 
 def _by_what_they_read(
@@ -131,16 +145,10 @@ def _read_by(method: Method) -> frozenset[str]:
     return frozenset(method.needs).union(*map(library.below, method.needs))
 
 
-def _run(store: Store, waiting: deque[Method]) -> None:
-    """Run the methods that wait; several threads may take from the same."""
+def _run(store: Store, method: Method) -> None:
     from pdtrace import methods
 
-    while True:
-        try:
-            method = waiting.popleft()
-        except IndexError:
-            return
-        _attempt(store, method.name, partial(methods.run, methods=[method]))
+    _attempt(store, method.name, partial(methods.run, methods=[method]))
 
 
 def _attempt(store: Store, what: str, stage: Callable[[Store], object]) -> None:

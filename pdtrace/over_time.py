@@ -14,6 +14,11 @@ Series = Mapping[str | None, Sequence[Mapping[str, Any]]]
 LEAST = 2  # requests a stretch, in the mean: below, the lines would show chance
 
 
+def asked(parts: int) -> tuple[str, dict[str, object]]:
+    """The question that over_time() asks."""
+    return "time_series", {"bins": parts}
+
+
 def over_time(store: Store, parts: int) -> Series:
     """Rows of time_series by deployment: one a stretch, so many of them; none where parts is 0.
 
@@ -21,7 +26,8 @@ def over_time(store: Store, parts: int) -> Series:
     """
     if not parts:
         return {}
-    rows = store.query("time_series", bins=parts).filter(pl.col("worker").is_null())
+    name, given = asked(parts)
+    rows = store.query(name, **given).filter(pl.col("worker").is_null())
     found = rows.sort("bin").partition_by("deployment", as_dict=True, maintain_order=True)
     return {
         None if key[0] is None else str(key[0]): part.to_dicts()

@@ -176,6 +176,7 @@ class Selection(Store):
         self._appended = 0
         self._checked = set()
         self._answers = {}
+        self._begun = self._conditions = None
         self._waiting = set()
         self._aside = Aside()
         self._selections, self._shared, self._stop = selections, shared, stop
@@ -188,7 +189,7 @@ class Selection(Store):
         """The name under which other connections find its tables and views."""
         return f"{self._shared.alias}.main"
 
-    def cursor(self) -> duckdb.DuckDBPyConnection:
+    def _another(self) -> duckdb.DuckDBPyConnection:
         """Another connection to the same selection."""
         cursor = self._selections.cursor(self._shared.alias)
         self._cursors.append(cursor)
@@ -222,11 +223,15 @@ class Selection(Store):
 
     @contextmanager
     def computed_once(
-        self, *names: str, ask: Iterable[Asked] = (), conditions: Conditions | None = None
+        self,
+        *names: str,
+        ask: Iterable[Asked] = (),
+        conditions: Conditions | None = None,
+        statements: Iterable[str] = (),
     ) -> Iterator[None]:
         """What many queries read is held anyway."""
         self._make(names)
-        with super().computed_once(ask=ask, conditions=conditions):
+        with super().computed_once(ask=ask, conditions=conditions, statements=statements):
             yield
 
     def _make(self, names: Iterable[str]) -> None:

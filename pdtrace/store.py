@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import duckdb
 import polars as pl
@@ -19,7 +20,7 @@ from pdtrace import _aside as aside
 from pdtrace._batches import POLARS
 from pdtrace._conditions import Conditions
 from pdtrace._tables import FEW_ROWS, ROW_GROUP, Tables
-from pdtrace.errors import UnknownQuery, UnreadableInput
+from pdtrace.errors import PdtraceError, UnknownQuery, UnreadableInput
 
 _WORD = re.compile(r"\w+")
 _WRITTEN = re.compile(
@@ -28,6 +29,9 @@ _WRITTEN = re.compile(
 
 
 Asked = tuple[str, Mapping[str, object]]  # a query and its parameters
+Questions = tuple[
+    list[str], list[Asked], Conditions
+]  # views to hold, queries to answer, what was asked of their conditions
 
 
 class Store(Tables):
@@ -41,6 +45,9 @@ class Store(Tables):
     ) -> None:
         super().__init__(path, read_only=read_only, scratch=scratch)
         self._answers: dict[_ahead.Key, pl.DataFrame] = {}
+        # What was held and answered beside the making of tables.
+        self._begun: _ahead.Queries | None = None
+        self._conditions: Conditions | None = None  # asked with it
         self._waiting: set[str] = set()  # queries that are created when somebody names them
         self._making = RLock()  # views are made by one thread at a time
 
@@ -73,6 +80,8 @@ class Store(Tables):
 
     def short(self, query: str, **parameters: object) -> pl.DataFrame:
         """The same for an answer of at most some hundred rows, however many are there: the statement is planned once."""
+        if (answer := self._answers.get(_ahead.key(query, parameters))) is not None:
+            return answer
         self.prepare(query)
         return _ahead.frame(self.connection, query, parameters or None)
 
@@ -97,7 +106,7 @@ class Store(Tables):
 
     def conditions(self) -> Conditions:
         """Asks conditions over tables, each piece of them once: for as long as nobody changes the tables."""
-        return Conditions(self._told)
+        return self._conditions or Conditions(self._told)
 
     def _told(self, query: str) -> list[tuple[Any, ...]]:
         """Rows of a query over tables alone."""
@@ -166,20 +175,24 @@ class Store(Tables):
     def beside(self) -> Store:
         """The same tables for another thread, as they are now; what is appended large is not seen by the other."""
         twin = copy(self)
-        twin.connection = self.connection.cursor()
+        twin.connection = self._another()
         twin._aside = self._aside.copy()
-        twin._checked, twin._answers = set(), {}
+        twin._checked, twin._answers, twin._begun = set(), {}, None
+        twin._conditions = None
         return twin
-
-    def share_queries(self, twin: Store) -> None:
-        """Make the same views and findings as the other, each of them once."""
-        self._waiting = twin._waiting
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         """Another connection to the same tables, for another thread or an unfinished result."""
-        cursor = self.connection.cursor()
+        cursor = self._another()
         self._aside.show_all(cursor)
         return cursor
+
+    def _another(self) -> duckdb.DuckDBPyConnection:
+        """The same without what is kept aside."""
+        return self.connection.cursor()
+
+    def _hand(self) -> _Hand:
+        return _Hand(self._another(), self._aside.copy())
 
     def _comment(self) -> None:
         """COMMENT ON every table, view, macro and column."""
@@ -233,31 +246,37 @@ class Store(Tables):
 
     @contextmanager
     def computed_once(
-        self, *names: str, ask: Iterable[Asked] = (), conditions: Conditions | None = None
+        self,
+        *names: str,
+        ask: Iterable[Asked] = (),
+        conditions: Conditions | None = None,
+        statements: Iterable[str] = (),
     ) -> Iterator[None]:
         """Hold views that many queries read as tables of the same name, for as long as the block runs.
 
         Views that these or the questions read and that can have no rows (`when:` of their header) are empty tables.
         `ask`: queries (name, parameters) that are answered meanwhile, several at a time; query() hands out what is
-        known already. `conditions`: those that were asked of the same tables before. In a file that has no effect: only one connection has its tables, temporary ones, which
+        known already, and short() that of `statements`. `conditions`: those that were asked of the same tables before.
+        In a file that has no effect: only one connection has its tables, temporary ones, which
         DuckDB finds before views, inside other views and macros too.
         """
         ask = list(ask)
-        read = {*names, *(name for name, _ in ask)}
-        below = read.union(*map(library.below, read))
-        empty = self._empty(below, names, conditions or self.conditions())
+        empty = self._empty(names, ask, conditions or self.conditions())
         if self.path is None:
-            asked = {_ahead.key(name, given): self._from(name, given) for name, given in ask}
+            asked = self._asked(ask) | {_ahead.key(text, {}): text for text in statements}
+            queries = self._begun or _ahead.Queries(self._waiting)
+            self._begun, self._conditions = None, None
             try:
                 # Two statements at a time: one that hands parts to the other's thread gains nothing and writes rows twice.
-                with (
-                    self._in_one_thread(self._is_small()),
-                    self._queries().held(self.connection, names, empty, asked) as answers,
-                ):
-                    self._answers.update(answers)
+                with self._in_one_thread(self._is_small()):
+                    tasks = queries.tasks(self.connection, names, empty, asked)
+                    _ahead.run(self._hand, {name: _here(task) for name, task in tasks.items()})
+                    self._answers.update(queries.found)
                     yield
             finally:
-                self._answers.clear()
+                queries.let_go(self.connection)
+                for one in asked:
+                    self._answers.pop(one, None)
             return
         self._make(set(names) - empty)
         tables = [*empty, *(name for name in names if name not in empty)]
@@ -270,12 +289,40 @@ class Store(Tables):
             for name in reversed(tables):
                 self.connection.execute(f"DROP TABLE temp.{name}")
 
-    def _empty(self, names: Iterable[str], held: Iterable[str], conditions: Conditions) -> set[str]:
-        """The views among these whose condition (`when:` of their header) does not hold: they have no rows.
+    def make(
+        self,
+        making: Mapping[str, _ahead.Task[Store]],
+        questions: Questions | None = None,
+    ) -> None:
+        """Run what makes tables, each piece by the name of its table and with a store of its thread.
+
+        Views and questions as computed_once() takes them, which read nothing else that is still to be made, are held
+        and answered beside it; computed_once() goes on from there. In a file they are left to it.
+        """
+        tasks: dict[str, _ahead.Task[Store]] = {}
+        small = self.path is None and self._is_small()
+        if questions and self.path is None:
+            names, ask, conditions = questions
+            empty = self._empty(names, ask, conditions)
+            self._begun, self._conditions = _ahead.Queries(self._waiting), conditions
+            begun = self._begun.tasks(self.connection, names, empty, self._asked(ask))
+            tasks |= {name: _tried(_here(task)) for name, task in begun.items()}
+        first, *others = making
+        tasks = {first: making[first]} | tasks | {name: making[name] for name in others}
+        with self._in_one_thread(small):
+            _ahead.run(self.beside, tasks)
+
+    def _asked(self, ask: Iterable[Asked]) -> dict[_ahead.Key, str]:
+        return {_ahead.key(name, given): self._from(name, given) for name, given in ask}
+
+    def _empty(self, held: Iterable[str], ask: Iterable[Asked], conditions: Conditions) -> set[str]:
+        """The views below these whose condition (`when:` of their header) does not hold: they have no rows.
 
         In memory only those that are `held` or not there yet: what stands in for them is let go with the block.
         """
         known = library.queries()
+        read = {*held, *(name for name, _ in ask)}
+        names = read.union(*map(library.below, read))
         free = {*held, *(self._waiting if self.path is None else known)}
         return {
             name
@@ -285,9 +332,6 @@ class Store(Tables):
             and query.kind == "views"
             and not conditions.hold(query.when)
         }
-
-    def _queries(self) -> _ahead.Queries:
-        return _ahead.Queries(self.cursor, self._waiting)
 
     def user_sql(self, text: str, limit: int = 0) -> pl.DataFrame:
         """Run a user's SELECT, of at most `limit` rows when given.
@@ -325,6 +369,47 @@ def is_store(path: str | Path) -> bool:
             return Path(path).is_file() and stream.read(12)[8:] == b"DUCK"
     except (OSError, ValueError):
         return False
+
+
+class _Connected(Protocol):
+    connection: duckdb.DuckDBPyConnection
+    _aside: aside.Aside
+
+    def close(self) -> None: ...
+
+
+_Thread = TypeVar("_Thread", bound=_Connected)
+
+
+@dataclass
+class _Hand:
+    """What a thread asks with: rows kept aside are shown to its connection when their tables are named."""
+
+    connection: duckdb.DuckDBPyConnection
+    _aside: aside.Aside
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def _here(task: _ahead.Task[duckdb.DuckDBPyConnection]) -> _ahead.Task[_Thread]:
+    """The same with what a thread has."""
+
+    def work(mine: _Thread) -> None:
+        mine._aside.show(mine.connection, task.after)
+        task.work(mine.connection)
+
+    return _ahead.Task(task.after, work)
+
+
+def _tried(task: _ahead.Task[Store]) -> _ahead.Task[Store]:
+    """The same; what fails is done again, and told, where it is asked for."""
+
+    def work(store: Store) -> None:
+        with suppress(duckdb.Error, PdtraceError):
+            task.work(store)
+
+    return _ahead.Task(task.after, work)
 
 
 def _quoted(text: str) -> str:

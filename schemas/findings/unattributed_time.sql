@@ -36,6 +36,18 @@ WITH unattributed AS (
   WHERE phase = 'unattributed'
   GROUP BY request
 ),
+noticeable AS (
+  -- phases fill the windows: where their sums say that little is unknown, no request is looked up
+  SELECT deployment
+  FROM (
+    SELECT deployment, coalesce(sum(duration_ns) FILTER (phase = 'unattributed'), 0) AS unknown_ns,
+      sum(duration_ns) AS all_ns
+    FROM phase_sums
+    WHERE counted
+    GROUP BY deployment
+  )
+  WHERE unknown_ns >= 0.999 * min_e2e_ratio * all_ns
+),
 request_unknown AS (
   SELECT c.deployment, c.request, coalesce(u.unknown_ms, 0) AS unknown_ms, u.unknown_ttft_ms,
     (c.end_ns - c.start_ns) / 1e6 AS window_ms,
@@ -43,6 +55,7 @@ request_unknown AS (
     CASE WHEN c.first_token_ns >= c.start_ns
       THEN (least(c.first_token_ns, c.end_ns) - c.start_ns) / 1e6 END AS ttft_ms
   FROM counted_requests AS c
+  SEMI JOIN noticeable AS n ON n.deployment IS NOT DISTINCT FROM c.deployment
   LEFT JOIN unattributed AS u ON u.request = c.request
   WHERE c.end_ns > c.start_ns
 ),

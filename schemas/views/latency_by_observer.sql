@@ -1,7 +1,7 @@
 -- latency_by_observer: latency of the counted requests as each observer saw it; observers are never mixed.
 --
 -- grain:   one row per (deployment, observer, metric); inter-token latency also per kind of emission
--- needs:   observations, counted_requests, deployments, legs, facts, gap_summary
+-- needs:   observations, request_values, deployments, legs, facts, gap_summary
 -- columns:
 --   deployment  VARCHAR   deployment
 --   observer    VARCHAR   client, gateway, router, frontend or engine
@@ -18,10 +18,17 @@
 --   p99         DOUBLE    99th percentile
 --   max         DOUBLE    largest
 --   resolution_ms  DOUBLE  ms  the values are differences of stamps no finer than this (said from 10 ms on); NULL finer, or not from stamps
-WITH observed AS (
+-- Each observation is of a request; those left out are few as a rule, and looked up sooner than all others.
+WITH left_out AS (
+  SELECT request
+  FROM request_values
+  WHERE NOT counted
+),
+observed AS NOT MATERIALIZED (
   SELECT o.*
   FROM observations o
-  JOIN counted_requests c ON c.request = o.request
+  ANTI JOIN left_out l ON l.request = o.request
+  WHERE o.request IS NOT NULL
 ),
 -- How the values were found: few combinations of texts.
 kinds AS (

@@ -62,7 +62,6 @@ counted_wait AS (
     CASE WHEN c.first_token_ns >= c.start_ns THEN least(c.first_token_ns, c.end_ns) - c.start_ns
       END AS ttft_ns
   FROM counted_requests AS c
-  SEMI JOIN deployment_detail AS d ON d.deployment IS NOT DISTINCT FROM c.deployment
   LEFT JOIN request_wait AS w ON w.request = c.request
   WHERE c.end_ns > c.start_ns
 ),

@@ -15,6 +15,7 @@ from pdtrace.model import Head, Match, Sink, Source
 
 TITLE = "Recognised, not read yet (logs of Mooncake, LMCache, NIXL; GuideLLM; totals of benchmarks)"
 
+AT_MOST = "dialect"  # the strength of every match: not asked of a file that a reader knows exactly
 _METRICS = "its /metrics and its OTLP spans are read"
 _TOTALS = "totals over requests: the file with the single requests is read instead, where a collector knows it"
 _NAMED: tuple[tuple[str, str, re.Pattern[bytes]], ...] = (
@@ -54,9 +55,7 @@ _WORDS: dict[str, tuple[bytes, ...]] = {
     "vLLM router log (Rust)": (b"vllm_router",),
     "Ray Serve log": (b"Actor pid=", b"Controller pid=", b"-- CALL ", b"-- GET ", b"-- POST "),
     "trtllm-bench report": (b"throughput_",),
-    "llm-d endpoint picker log": (b'"msg"', b'"caller"', b'"logger"'),
     "llm-d inference simulator log": (b".go:",),
-    "llm-d routing sidecar log": (b'"logger"', b"sidecar"),
     "Mooncake log": (b"Transfer Engine Stats", b".cpp:"),
     "LMCache log": (b"LMCache",),
     "GuideLLM report": (b"guidellm_version", b"generative_benchmark"),

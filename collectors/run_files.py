@@ -9,6 +9,7 @@ from pdtrace.errors import UnknownFormat
 from pdtrace.model import Head, Match, Sink, Source
 
 TITLE = "Other files of a run (recognised, not used)"
+AT_MOST = "dialect"  # the strength of every match: not asked of a file that a reader knows exactly
 
 _KV_EVENTS = "KV cache events: which blocks a worker kept and dropped, not whose prompts they are; reuse by prefix needs the hashes of each request"
 

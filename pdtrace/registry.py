@@ -75,8 +75,8 @@ def sniff(head: Head, failures: list[str] | None = None) -> list[tuple[str, Matc
     A collector that breaks down over a head does not claim it; that is added to `failures`.
     """
     matches: list[tuple[str, Match]] = []
-    # Those that never say more than `generic` are asked last, and not at all behind a stronger one:
-    # whether a file is just any table takes longer to tell than all the rest.
+    # Those that never say more than `generic` or `dialect` are asked last, and not at all behind a stronger one:
+    # whether a file is just any table, or none of any use, takes longer to tell than all the rest.
     weakest_last = sorted(collectors().items(), key=lambda item: _at_most(item[1]), reverse=True)
     for name, module in weakest_last:
         if any(STRENGTH[match.strength] > _at_most(module) for _, match in matches):
@@ -94,7 +94,10 @@ def sniff(head: Head, failures: list[str] | None = None) -> list[tuple[str, Matc
     if not matches:
         return []
     best = max(STRENGTH[match.strength] for _, match in matches)
-    chosen = [(name, match) for name, match in matches if STRENGTH[match.strength] == best]
+    chosen = sorted(
+        ((name, match) for name, match in matches if STRENGTH[match.strength] == best),
+        key=lambda item: item[0],
+    )
     readers = [(name, match) for name, match in chosen if not match.ignore]
     return readers or chosen[:1]
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import polars as pl
 import pytest
 
 from pdtrace import registry
 from pdtrace.collectors import _log_wrappers, not_read, prometheus
-from pdtrace.model import Head
+from pdtrace.model import Head, Match
 
 NAMED = (
     b" INFO sglang_router::x", b" DEBUG smg::a", b" INFO sgl_model_gateway::", b" WARN model_gateway::x", b"vllm_router_rs::a",
     b"(ProxyActor pid=1", b"(ServeController pid=1", b"-- CALL x OK 1.0ms", b"-- GET /x 200 1.0ms", b"-- POST /x ERROR 1.0ms",
-    b'"request_throughput_req_s"', b'"system_output_throughput_tok_s"', b'"msg": "EPP received x', b'"caller":"a/requestcontrol/x',
-    b'"logger":"epp/x', b'I0101 00:00:00.000000 1 simulator.go:1] "Configuration:', b'"logger":"proxy-x"', b"routing_sidecar",
+    b'"request_throughput_req_s"', b'"system_output_throughput_tok_s"', b'I0101 00:00:00.000000 1 simulator.go:1] "Configuration:',
     b"[Metrics] Transfer Engine Stats", b"I0101 00:00:00.000000 1 transfer_engine.cpp:1]", b"] LMCache INFO:", b"INFO LMCache: ",
     b'"guidellm_version"', b'"type_": "generative_benchmark"', b'{"load_summary":',
     b'"successes": {"count": 1, "request_latency": {', b"ResourceSpans #0 Span #1\n Trace ID",
@@ -26,6 +27,28 @@ def test_the_words_looked_for_first_stand_in_all_that_a_pattern_takes(data: byte
     assert not_read._WORDS.keys() <= names
     assert any(pattern.search(data) for _, _, pattern in not_read._NAMED)
     assert not_read.sniff(Head("a", "a", data))
+
+
+def test_what_can_be_no_more_than_a_dialect_is_not_asked_behind_an_exact_match(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """LMCache's words stand in spans: OTLP is read; in a text of nobody's they name it; two that do: the first by name."""
+    asked: list[str] = []
+    for collector in (not_read, registry.collectors()["run_files"]):
+        own = collector.sniff
+
+        def sniff(head: Head, name: str = collector.__name__, own: Any = own) -> Match | None:
+            asked.append(name.rpartition(".")[2])
+            found: Match | None = own(head)
+            return found
+
+        monkeypatch.setattr(collector, "sniff", sniff)
+    words = b"x] LMCache INFO: stored"
+    spans = b'{"resourceSpans":[{"scopeSpans":[]}],"note":"' + words + b'"}'
+    ((name, _),) = registry.sniff(Head("a.json", "a.json", spans))
+    assert (name, asked) == ("otlp", [])
+    ((name, _),) = registry.sniff(Head("a.pid", "a.pid", words))
+    assert (name, asked) == ("not_read", ["not_read", "run_files"])
 
 
 def test_the_first_lines_tell_metrics_only_with_a_type_and_a_sample() -> None:

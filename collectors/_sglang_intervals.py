@@ -197,7 +197,7 @@ def streams(requests: pl.DataFrame) -> pl.DataFrame:
         "leg",
         pl.lit(0, dtype=pl.Int64).alias("stream"),
         pl.col("first").alias("first_ns"),
-        (times.list.diff(null_behavior="drop") / 1000).list.eval(pl.element().round().cast(pl.Int32)).alias("gaps_us"),
+        (times.list.diff(null_behavior="drop") / 1000).list.eval(pl.element().round().cast(pl.Int32, strict=False)).alias("gaps_us"),
         pl.when(single).then(ones).alias("emission_tokens"),
         pl.when(single).then(pl.lit("token")).otherwise(pl.lit("chunk")).alias("emission"),
         pl.lit(model.WALL).alias("clock"),

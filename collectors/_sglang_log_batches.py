@@ -29,6 +29,8 @@ _PREFILL = {
     "#new-seq": "log:prefill_batch_requests",
     "#new-token": "log:prefill_batch_tokens",
     "#cached-token": "log:prefill_batch_cached_tokens",
+    # Such a line is written only while prompts are taken in: its queue is what one batch left, no wait as seen now and then.
+    "#queue-req": "log:num_queue_reqs_behind_prefill_batch",
     "#pending-token": "log:pending_prompt_tokens",
     "#replay-token": "log:prefill_batch_replayed_tokens",
     "#unbootstrapped-req": "log:num_prefill_bootstrap_queue_reqs",  # to 0.4.9

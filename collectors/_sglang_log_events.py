@@ -30,8 +30,8 @@ class _Alarm(NamedTuple):
 
 
 _ALARMS = (
-    _Alarm(re.compile(r"KV cache pool is full\. Retract requests\..*?#retracted_reqs: (?P<count>\d+)"), "preemption", "warning", "retracted: KV cache full"),
-    _Alarm(re.compile(r"(?:Decode out of memory happened|Testing retraction)\..*?#retracted_reqs: (?P<count>\d+)"), "preemption", "warning", "retracted: KV cache full"),
+    _Alarm(re.compile(r"KV cache pool is full\. Retract requests\..*?#retracted_reqs: (?P<count>\d{1,9})"), "preemption", "warning", "retracted: KV cache full"),
+    _Alarm(re.compile(r"(?:Decode out of memory happened|Testing retraction)\..*?#retracted_reqs: (?P<count>\d{1,9})"), "preemption", "warning", "retracted: KV cache full"),
     _Alarm(re.compile(r"Some requests timed out when bootstrapping"), "warning", "warning", "requests timed out while P and D shook hands"),
     _Alarm(re.compile(r"Some requests fail to receive KV Cache transfer done signal"), "warning", "warning", "requests timed out while they waited for their KV"),
     _Alarm(re.compile(r"Streaming backlog: rid=(?P<rid>\S+?), coalescing \d+ queued chunks"), "warning", "info", "the API server sent queued chunks of a stream as one: gaps between chunks grew"),

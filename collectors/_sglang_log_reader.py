@@ -96,7 +96,9 @@ class Reader:
             facts = {k: v for k, v in run.facts.items() if k not in ("role", "address")}
             if run.calls:
                 facts |= {"http_calls": str(run.calls), "http_calls_failed": str(run.failed)}
-            for key, value in (facts | {"log_time_zone": zone}).items():
+            # Its request lines hold nothing that the spans of the same requests lack.
+            noted = {"_log_of_spanned_requests": "true"} if self.requests else {}
+            for key, value in (facts | noted | {"log_time_zone": zone}).items():
                 self.out.fact(worker, key, value)
 
     def _assign(self, frame: pl.DataFrame) -> pl.DataFrame:

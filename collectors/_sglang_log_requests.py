@@ -150,12 +150,12 @@ def _with_places(found: pl.DataFrame) -> pl.DataFrame:
         stats_role=pl.col("type").replace_strict(_ROLES, default=None, return_dtype=pl.String),
     )
     found = meta.with_times(found)
-    entry = (pl.col("entry") * 1e6).round().cast(pl.Int64) * 1000
+    entry = (pl.col("entry") * 1e6).round().cast(pl.Int64, strict=False) * 1000
     entrance = pl.coalesce("whole", pl.col("bootstrap") + pl.col("alloc").fill_null(0))
     parts = [entrance, pl.col("transfer"), pl.col("queue"), pl.col("forward")]
     total = pl.sum_horizontal(*(part.fill_null(0) for part in parts))
     known = pl.col("forward").is_not_null()
-    length = pl.when(known).then((total * MS_NS).cast(pl.Int64))
+    length = pl.when(known).then((total * MS_NS).cast(pl.Int64, strict=False))
     # Without an epoch of its own the line's stamp is the end.
     begin = pl.coalesce(entry, pl.col("stats_ns") - length)
     found = found.with_columns(
@@ -165,7 +165,7 @@ def _with_places(found: pl.DataFrame) -> pl.DataFrame:
         length_ns=length,
     )
     before = pl.sum_horizontal(*(part.fill_null(0) for part in (pl.col("entrance"), pl.col("transfer"), pl.col("queue"))))  # fmt: skip
-    run_ns = pl.col("begin_ns") + (before * MS_NS).cast(pl.Int64)
+    run_ns = pl.col("begin_ns") + (before * MS_NS).cast(pl.Int64, strict=False)
     taken = (pl.col("stats_role") == "decode") & known & pl.col("first_ns").is_null()
     coarse = ~pl.col("fine")
     return found.with_columns(
@@ -201,9 +201,9 @@ def intervals(found: pl.DataFrame) -> pl.DataFrame:
     """
     stated = found.filter(pl.col("run_ns").is_not_null())
     prefill, decode = pl.col("role") == "prefill", pl.col("role") == "decode"
-    entrance = (pl.col("entrance").fill_null(0) * MS_NS).cast(pl.Int64)
-    transfer = (pl.col("transfer").fill_null(0) * MS_NS).cast(pl.Int64)
-    queue = (pl.col("queue").fill_null(0) * MS_NS).cast(pl.Int64)
+    entrance = (pl.col("entrance").fill_null(0) * MS_NS).cast(pl.Int64, strict=False)
+    transfer = (pl.col("transfer").fill_null(0) * MS_NS).cast(pl.Int64, strict=False)
+    queue = (pl.col("queue").fill_null(0) * MS_NS).cast(pl.Int64, strict=False)
     begin, run, end = pl.col("begin_ns"), pl.col("run_ns"), pl.col("begin_ns") + pl.col("length_ns")
     bare = ~pl.col("fine") | pl.col("batch_ns").is_null()
     first = pl.col("first_ns")
@@ -272,7 +272,7 @@ def transfers(found: pl.DataFrame) -> pl.DataFrame:
         "leg",
         pl.col("rid").alias("request_id"),
         pl.col("worker").alias("source_worker"),
-        (pl.col("mib") * 2**20).round().cast(pl.Int64).alias("bytes"),
+        (pl.col("mib") * 2**20).round().cast(pl.Int64, strict=False).alias("bytes"),
         pl.lit("prefill_to_decode").alias("direction"),
         pl.when(pl.col("status") == "failed").then(pl.lit("failed")).otherwise(pl.lit("completed")).alias("outcome"),
     )  # fmt: skip

@@ -33,7 +33,9 @@ _SECOND = 1_000_000_000
 def ns(column: str) -> pl.Expr:
     """Seconds since the epoch as nanoseconds; what is no such instant (0.0: not reached) is unknown."""
     value = pl.col(column)
-    return pl.when(value > 1e9).then((value * 1e6).round().cast(pl.Int64) * 1000)
+    return pl.when(value.is_between(1e9, 9e9)).then(
+        (value * 1e6).round().cast(pl.Int64, strict=False) * 1000
+    )
 
 
 def with_times(frame: pl.DataFrame) -> pl.DataFrame:
@@ -43,8 +45,10 @@ def with_times(frame: pl.DataFrame) -> pl.DataFrame:
     """
     received, told_end = ns("request_received_ts"), ns("request_finished_ts")
     end = pl.coalesce(told_end, ns("decode_finished_ts"))
-    length = (pl.when(pl.col("e2e_latency") > 0).then("e2e_latency") * 1e9).cast(pl.Int64)
-    by_latency = received + (pl.when(pl.col("first_token_latency") > 0).then("first_token_latency") * 1e9).cast(pl.Int64)  # fmt: skip
+    length = (pl.when(pl.col("e2e_latency") > 0).then("e2e_latency") * 1e9).cast(
+        pl.Int64, strict=False
+    )
+    by_latency = received + (pl.when(pl.col("first_token_latency") > 0).then("first_token_latency") * 1e9).cast(pl.Int64, strict=False)  # fmt: skip
     made, sent = pl.coalesce(ns("prefill_finished_time"), ns("prefill_finished_ts")), ns("response_sent_to_client_ts")  # fmt: skip
     texts = (
         (by_latency, "request created to first token, both in the API server"),
@@ -67,7 +71,7 @@ def with_times(frame: pl.DataFrame) -> pl.DataFrame:
 def legs(frame: pl.DataFrame) -> pl.DataFrame:
     """Rows of `legs` of these requests; `role`, `worker` and `leg` are there."""
     first, start, end = pl.col("first_ns"), pl.col("start_ns"), pl.col("end_ns")
-    tokens = pl.col("completion_tokens").cast(pl.Int64)
+    tokens = pl.col("completion_tokens").cast(pl.Int64, strict=False)
     length = pl.coalesce(pl.col("e2e_latency") * 1e3, (end - start) / 1e6)
     ttft = pl.when(pl.col("fine") | pl.col("exact")).then((first - start) / 1e6)
     return frame.select(
@@ -78,16 +82,16 @@ def legs(frame: pl.DataFrame) -> pl.DataFrame:
         pl.lit("engine").alias("observer"),
         pl.lit(value=False).alias("container"),
         pl.lit(model.WALL).alias("clock"),
-        pl.col("dp_rank").cast(pl.Int64).cast(pl.String).alias("rank"),
-        pl.when(pl.col("fine")).then(_MICROSECOND).when(pl.col("exact")).then(1_000_000).otherwise(pl.coalesce("resolution_ns", pl.lit(_SECOND))).cast(pl.Int64).alias("resolution_ns"),
+        pl.col("dp_rank").cast(pl.Int64, strict=False).cast(pl.String).alias("rank"),
+        pl.when(pl.col("fine")).then(_MICROSECOND).when(pl.col("exact")).then(1_000_000).otherwise(pl.coalesce("resolution_ns", pl.lit(_SECOND))).cast(pl.Int64, strict=False).alias("resolution_ns"),
         first.alias("first_token_ns"),
         ttft.alias("ttft_ms"),
         length.alias("e2e_ms"),
         pl.when(tokens > 1).then((end - first) / 1e6 / (tokens - 1)).alias("tpot_ms"),
         pl.when(first.is_not_null()).then("first_text").alias("ttft_definition"),
         pl.when(pl.col("role") == "prefill").then(pl.lit(value=False)).alias("first_token_delivered"),
-        pl.col("prompt_tokens").cast(pl.Int64),
-        pl.col("cached_tokens").cast(pl.Int64),
+        pl.col("prompt_tokens").cast(pl.Int64, strict=False),
+        pl.col("cached_tokens").cast(pl.Int64, strict=False),
         tokens.alias("output_tokens"),
         pl.col("streaming"),
     )  # fmt: skip
@@ -96,7 +100,9 @@ def legs(frame: pl.DataFrame) -> pl.DataFrame:
 def intervals(frame: pl.DataFrame) -> pl.DataFrame:
     """What the instants of one request place: queue, prefill, KV transfer of a prefill worker, decode."""
     entered = pl.col("batch_ns")
-    queue = (pl.when(pl.col("queue_time") >= 0).then("queue_time") * 1e9).cast(pl.Int64)
+    queue = (pl.when(pl.col("queue_time") >= 0).then("queue_time") * 1e9).cast(
+        pl.Int64, strict=False
+    )
     waits = pl.when(pl.col("role") == "decode").then(pl.lit("decode_queue")).otherwise(pl.lit("prefill_queue"))  # fmt: skip
     prefills = (pl.col("role") != "decode").fill_null(value=False)
     made = pl.col("made_ns")

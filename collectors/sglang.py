@@ -58,7 +58,7 @@ def interpret(spans: pl.DataFrame, facts: pl.DataFrame, out: Sink) -> None:
     if not found.requests.height and not found.sends.height:
         return
     requests = with_servers(_outcomes(found.requests, found.threads), found.threads, out)
-    seen = pl.col("start_ns") + (pl.col(_TTFT) * 1e9).round().cast(pl.Int64)
+    seen = pl.col("start_ns") + (pl.col(_TTFT) * 1e9).round().cast(pl.Int64, strict=False)
     requests = times.with_tokens(requests, found.stages).with_columns(
         seen_ns=pl.when(pl.col(_TTFT) > 0).then(seen)
     )

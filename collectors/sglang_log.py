@@ -29,9 +29,16 @@ SWITCHES = {
 }  # fmt: skip
 
 
+# What stands in every line that only SGLang writes; the line itself is looked at behind it.
+_WORDS = (
+    b" batch", b"ServerArgs(", b"ReqInput(", b"Time Stats(rid=", b"TimeStats(rid=", b"request.received", b"request.finished",
+    b"failed for request rank=",
+)  # fmt: skip
+
+
 def sniff(head: Head) -> Match | None:
     """A log whose head has a line that only SGLang writes."""
-    if not any(word in head.data for word in (b"] ", b"server_args=ServerArgs(", b"request.")):
+    if not any(word in head.data for word in _WORDS):
         return None
     from ._sglang_log_frame import is_sglang
 

@@ -92,6 +92,34 @@ JOIN half AS h ON h.request = o.request
 {_between("o", "h")}
 ORDER BY ALL
 """
+# The two workers of a request that meet in a room: KV leaves P when the prompt is computed, and has arrived when D's
+# wait for it ends; P hears of D's room for it after D gave that.
+_ROOMS = f"""
+WITH {_FINE},
+side AS (
+  FROM fine
+  WHERE observer = 'engine' AND bootstrap_room IS NOT NULL AND status = 'completed'
+    AND role IN ('prefill', 'decode')
+  QUALIFY count(*) OVER (PARTITION BY request, role) = 1
+),
+told AS (
+  SELECT leg, min(start_ns) FILTER (detail = 'kv_transfer') AS leaves_ns,
+    max(end_ns) FILTER (detail = 'kv_wait_upper_bound') AS arrived_ns,
+    max(end_ns) FILTER (detail = 'kv_space_wait') AS room_ns
+  FROM intervals SEMI JOIN side USING (leg)
+  WHERE start_ns IS NOT NULL AND coalesce(clock, 'wall') = 'wall' AND coalesce(resolution_ns, 1) <= 1000000
+  GROUP BY leg
+)
+SELECT p.deployment, p.worker AS a, d.worker AS b, tp.leaves_ns AS sent, tp.room_ns AS back,
+  td.arrived_ns AS received, td.room_ns AS answered,
+  coalesce(greatest(p.resolution_ns, d.resolution_ns), 1) AS resolution
+FROM side AS p
+JOIN side AS d ON d.request = p.request AND d.bootstrap_room = p.bootstrap_room AND d.role = 'decode'
+JOIN told AS tp ON tp.leg = p.leg
+JOIN told AS td ON td.leg = d.leg
+{_between("p", "d")} AND p.role = 'prefill' AND tp.leaves_ns IS NOT NULL AND td.arrived_ns IS NOT NULL
+ORDER BY ALL
+"""
 # A client's own record and the outermost one of a server, of the same request. The client's clock is the one
 # that moves: as if the server had sent the end and got back the start. Servers may end their record after the client
 # has the answer (gateways that log first): the first token counts where it allows more, `ends_alone` where none is known.
@@ -146,6 +174,11 @@ def recorded(store: Store) -> pl.DataFrame:
 def halves(store: Store) -> pl.DataFrame:
     """Messages between the outermost record of P/D requests and their engines."""
     return store.sql(_HALVES)
+
+
+def rooms(store: Store) -> pl.DataFrame:
+    """Messages between the prefill and the decode workers of requests that meet in a room."""
+    return store.sql(_ROOMS)
 
 
 def clients(store: Store) -> pl.DataFrame:

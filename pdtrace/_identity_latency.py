@@ -44,7 +44,7 @@ DEFINITIONS = {
 }
 _COLUMNS = (
     "leg", "source", "worker", "deployment", "request", "observer", "role", "role_basis", "trace_id",
-    "external_id", "session", "turn", "attempt", "stream", "clock", "start_ns", "first_token_ns",
+    "external_id", "bootstrap_room", "session", "turn", "attempt", "stream", "clock", "start_ns", "first_token_ns",
     "last_token_ns", "end_ns", "tenant", "route", "streaming", "resolution_ns", "ttft_ms", "e2e_ms", "tpot_ms",
     "ttft_definition", "first_token_delivered", "model", "prompt_tokens", "cached_tokens", "output_tokens",
     "max_tokens", "status", "error", "note", "container",

@@ -7,10 +7,15 @@ from pdtrace.store import Store
 # A name that two workers of a deployment share (a service, a host) tells nothing.
 _NAMES = """
 CREATE OR REPLACE TEMP TABLE _bare_names AS
+WITH named AS (
+  SELECT worker, kind, value FROM worker_aliases WHERE kind NOT IN ('file', 'pid')
+  -- a router knows a worker by its address alone
+  UNION ALL SELECT worker, kind, 'address:' || value FROM worker_aliases WHERE kind = 'address'
+)
 SELECT w.deployment, a.value, min(a.worker) AS worker
-FROM worker_aliases a
+FROM named a
 JOIN workers w ON w.worker = a.worker
-WHERE a.kind NOT IN ('file', 'pid') AND w.deployment IS NOT NULL
+WHERE w.deployment IS NOT NULL
 GROUP BY w.deployment, a.value
 HAVING count(DISTINCT a.worker) = 1
 """

@@ -284,12 +284,16 @@ def _pair(rows: pl.DataFrame) -> pl.DataFrame:
     p = prefill.select(
         "r", "lo", "hi", "first", "ttft", "prompt_tokens", "cached_tokens", "leg",
         "first_token_delivered",
-        "ttft_definition", "coarse", "prefill_worker",
+        "ttft_definition", "coarse", "prefill_worker", "bootstrap_room",
     ).rename(lambda c: c if c == "r" else f"p_{c}")  # fmt: skip
     both = decode.join(p, on="r", how="inner")
     by_prefill = pl.col("p_first_token_delivered").fill_null(value=False)
     # Sent to both at once. An earlier start on D alone may be its host's clock: no proof.
     together = ((pl.col("lo") - pl.col("p_lo")).abs() <= STREAM_NS).fill_null(value=False)
+    # Who meets in a room was asked at once, whatever the hosts' clocks say: P waits there for D's answer.
+    together = together | (pl.col("bootstrap_room") == pl.col("p_bootstrap_room")).fill_null(
+        value=False
+    )
     by_decode = ~by_prefill & together
     begin = pl.min_horizontal("lo", "p_lo")
     return both.with_columns(

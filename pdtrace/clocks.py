@@ -52,7 +52,7 @@ def align(store: Store) -> None:
     known = store.short("FROM clocks")
     before = known.filter(pl.col("method") == SHIFTED)
     has = _to_align(store)
-    found = _hosts(store, has) if has.hops or has.halves or has.clients else []
+    found = _hosts(store, has) if has.hops or has.halves or has.clients or has.rooms else []
     found += _domains(store) if has.domains else []
     if not found and known.is_empty():
         return
@@ -69,15 +69,18 @@ class _ToAlign(NamedTuple):
     halves: bool  # of P/D requests below another observer's record
     clients: bool  # on the wall clock, beside a server
     domains: bool  # instants on other clocks
+    rooms: bool  # P and D of a request that meet in a room
 
 
 def _to_align(store: Store) -> _ToAlign:
-    hops, outside, domains = store.rows(
-        """SELECT bool_or(container), bool_or(observer <> 'engine'),
+    hops, outside, rooms, domains = store.rows(
+        """SELECT bool_or(container), bool_or(observer <> 'engine'), bool_or(bootstrap_room IS NOT NULL),
                   bool_or(clock <> 'wall' AND clock_start_ns IS NOT NULL AND request IS NOT NULL) FROM legs"""
     )[0]
     if not outside:
-        return _ToAlign(bool(hops), halves=False, clients=False, domains=bool(domains))
+        return _ToAlign(
+            bool(hops), halves=False, clients=False, domains=bool(domains), rooms=bool(rooms)
+        )
     halves, clients = store.rows(
         """WITH placed AS (
              SELECT observer, output_tokens, role, worker FROM legs
@@ -86,7 +89,7 @@ def _to_align(store: Store) -> _ToAlign:
                     output_tokens = 1 OR role = 'prefill' OR worker IN (SELECT worker FROM workers WHERE role = 'prefill'))),
                   bool_or(observer = 'client') AND bool_or(observer <> 'client') FROM placed"""
     )[0]
-    return _ToAlign(*map(bool, (hops, halves, clients, domains)))
+    return _ToAlign(*map(bool, (hops, halves, clients, domains, rooms)))
 
 
 def _domains(store: Store) -> list[dict[str, object]]:
@@ -199,10 +202,30 @@ def _hosts(store: Store, has: _ToAlign) -> list[dict[str, object]]:
         rows, moving = _between(part, wide=wide)
         found += rows
         windows += moving
+    if has.rooms:
+        # A decode worker that nothing above it bounds is bounded by a prefill worker that it works with.
+        asked = messages.rooms(store).filter(~pl.col("b").is_in([str(r["domain"]) for r in found]))
+        rows, moving = _between(_with_steadiest(asked, found), wide=True)
+        found += rows
+        windows += moving
     if len(windows) > 1:
         _shift(store, pl.concat(windows[1:]))
         store.replace("clock_windows", pl.concat(windows))
     return found
+
+
+def _with_steadiest(asked: pl.DataFrame, found: list[dict[str, object]]) -> pl.DataFrame:
+    """The messages of each worker with one other: one that was not moved itself, then the one it talks to most."""
+    if asked.is_empty():
+        return asked
+    moved = [str(row["domain"]) for row in found if row["method"] == SHIFTED]
+    pairs = (
+        asked.group_by("deployment", "a", "b")
+        .len()
+        .sort(pl.col("a").is_in(moved), pl.col("len"), "a", descending=[False, True, False])
+    )
+    best = pairs.unique(["deployment", "b"], keep="first", maintain_order=True)
+    return asked.join(best, on=["deployment", "a", "b"], how="semi", nulls_equal=True)
 
 
 def _between(

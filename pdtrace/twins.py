@@ -8,7 +8,7 @@ the front end too. Of steps that both tell, those with instants stay: a step twi
 
 from __future__ import annotations
 
-from pdtrace import _twins_undated, workers
+from pdtrace import _twins_logged, _twins_undated, workers
 from pdtrace.semconv import SPAN_REQUEST
 from pdtrace.store import Store
 
@@ -126,6 +126,7 @@ DELETE FROM steps WHERE start_ns IS NOT NULL AND EXISTS (
 def unite(store: Store) -> None:
     """Leave one record of the engine's work; what the other one reported of itself goes with it."""
     _twins_undated.unite(store)
+    _twins_logged.unite(store)
     if store.rows(f"SELECT 1 FROM spans WHERE name = '{SPAN_REQUEST}' LIMIT 1"):
         _unite_legs(store)
         _unite_logged(store)

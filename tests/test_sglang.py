@@ -189,3 +189,14 @@ def test_spans_of_sglangs_own_tracing_code() -> None:
     rows = dict(store.rows("SELECT role, round(ttft_ms) FROM legs"))
     assert rows == {"prefill": 135, "decode": 176, "aggregated": 104}
     assert store.rows("SELECT sum(rows_kept), sum(rows_skipped) FROM sources")[0][1] == 0
+
+
+def test_spans_without_ends_parents_or_sense_break_nothing(tmp_path: Path) -> None:
+    made = Traces()
+    root = made.add(f"{1:032x}", " Req aaaaaaaa", 0, None, rid="a" * 32, module="sglang::request", bootstrap_room="0x" + "f" * 40, gen_ai__latency__time_to_first_token=1e300)  # fmt: skip
+    made.thread(f"{1:032x}", root, "Scheduler", 7, [("prefill_forward", 50, 10), ("decode_forward", 60, 5e9, [("decode_loop", 60, 5e9)])], tp_rank=-3)  # fmt: skip
+    made.add(f"{2:032x}", "decode Req bbbbbbbb", 0, 5, rid="b" * 32)  # no thread told of it
+    made.add(f"{3:032x}", "prefill_forward", 0, 5, "00000000000000aa")  # no request either
+    made.add(f"{4:032x}", "Sender Req 0x1", 0, 5, rid="0x1", bootstrap_room="0x1", module="sglang::mooncake")  # fmt: skip
+    store = read(tmp_path, made)
+    assert store.rows("SELECT request_id, status, bootstrap_room FROM legs ORDER BY 1") == [("a" * 32, "unknown", None), ("b" * 32, "completed", None)]  # fmt: skip

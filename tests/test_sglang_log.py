@@ -196,3 +196,18 @@ def test_servers_in_one_file_and_a_restart_are_workers_of_their_own(tmp_path: Pa
         lines.append(f"prefill-0 | {args.format(s=n, role='prefill') if n == 0 else batch.format(s=n).replace('Decode', 'Prefill')}")  # fmt: skip
     store = read(tmp_path, compose="\n".join(lines) + "\n")
     assert store.rows("SELECT role, count(*) FROM workers GROUP BY role ORDER BY role") == [("decode", 2), ("prefill", 1)]  # fmt: skip
+
+
+def test_absurd_figures_are_unknown_and_break_nothing(tmp_path: Path) -> None:
+    big = "9" * 40
+    store = read(
+        tmp_path,
+        server=f"[2026-11-01 08:00:01 TP0] Prefill batch, #new-seq: {big}, #new-token: x, token usage: nan, #running-req: 1, weird: {big}\n"
+        f"[2026-11-01 08:00:02] KV cache pool is full. Retract requests. #retracted_reqs: {big}, #new_tokens_gained: 1\n"
+        f"[2026-11-01 08:00:03] Finish: obj=GenerateReqInput(rid='a'), out={{'meta_info': {{'id': 'a', 'prompt_tokens': {big}, 'completion_tokens': 1e300, 'e2e_latency': {big}, 'request_received_ts': {big}, 'dp_rank': {big}}}}}\n"
+        f"[2026-11-01 08:00:04 TP0] ReqTimeStats(rid=b, bootstrap_room={big}, input_len={big}, output_len=3, type=prefill): queue_duration={big}.00ms, forward_duration=5.00ms, entry_time=1793520003.581, transfer_speed={big} GB/s, transfer_total={big} MB\n"
+        f"[2026-99-99 99:99:99] Decode batch, #running-req: 3, gen throughput (token/s): 5.00\n",
+    )  # fmt: skip
+    rows = store.rows("SELECT request_id, prompt_tokens, rank FROM legs ORDER BY 1")
+    assert rows == [("a", None, None), ("b", None, None)]
+    assert not any("collector" in str(row) for row in store.rows("SELECT why FROM sources WHERE why LIKE '%failed%'"))  # fmt: skip

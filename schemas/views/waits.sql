@@ -80,7 +80,8 @@ leading_workers AS (
 deployment_wait AS (
   SELECT deployment,
     CAST(sum(wait_ns) AS DOUBLE) / 1e9 AS wait_s,
-    sum(wait_ttft_ns) / nullif(sum(ttft_ns), 0) AS ttft_ratio,
+    -- first tokens before starts are clocks apart, no time
+    CASE WHEN sum(ttft_ns) > 0 THEN sum(wait_ttft_ns) / sum(ttft_ns) END AS ttft_ratio,
     sum(wait_ns) / nullif(sum(e2e_ns), 0) AS e2e_ratio,
     count(*) FILTER (wait_ms > 0) AS requests,
     count(*) AS seen,

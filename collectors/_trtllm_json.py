@@ -7,7 +7,7 @@ from typing import Any
 
 from pdtrace.model import Source
 
-from ._common import CUT_OFF, NOT_JSON, line_batches, list_items, loads
+from ._common import CUT_OFF, LONELY, NOT_JSON, line_batches, list_items, loads
 
 
 def polled(source: Source) -> Iterator[tuple[Any, str]]:
@@ -41,7 +41,7 @@ def _laid_out(source: Source) -> Iterator[tuple[Any, str]]:
 
 def _broken(data: bytes, reason: str) -> Iterator[tuple[Any, str]]:
     """The whole records of an array that was cut; the rest is one record that is not read."""
-    text = data.decode("utf-8", "replace").strip()
+    text = LONELY.sub(r"\\ufffd", data.decode("utf-8", "replace").strip())
     items, rest = list_items(text) if text.startswith("[") else ([], text)
     yield from ((item, "") for item in items)
     if rest:

@@ -167,3 +167,12 @@ def test_what_is_missing_names_its_switch(routed: Trace) -> None:
     switches = {row["item"]: row["switch"] for row in coverage.items(routed.store) if row["present"] == 0}  # fmt: skip
     assert "otlp_traces_endpoint" in switches["input_tokens"]
     assert "print_iter_log" in switches["engine_steps"]
+
+
+def test_a_cut_array_with_half_a_character_gives_its_whole_records(
+    collect: Callable[..., Any], tmp_path: Path
+) -> None:
+    record = side(1, UPTIME, decode=False) | {"request_id": "\ud800"}
+    (tmp_path / "m.json").write_text(json.dumps([record, record])[:-20])
+    got = collect(registry.collectors()["tensorrt_llm_metrics"], tmp_path / "m.json")
+    assert got["legs"]["request_id"].to_list() == ["\ufffd@m.json"]

@@ -31,6 +31,24 @@ def external_id(request_id: pl.Expr) -> pl.Expr:
     return pl.when(is_completion).then(base.str.strip_suffix("-0")).otherwise(base)
 
 
+def external_ids(request_ids: pl.Series) -> pl.Series:
+    """The same of a column. All ids of most runs have one prefix: then nothing is searched with a pattern."""
+    first = request_ids.first()
+    prefix = next((p for p in _PREFIXES if isinstance(first, str) and first.startswith(p)), None)
+    if prefix is None or not request_ids.str.starts_with(prefix).all():
+        return request_ids.to_frame("id").select(external_id(pl.col("id"))).to_series()
+    base = request_ids.str.strip_prefix(prefix)
+    if prefix == "cmpl-":
+        return base.str.strip_suffix("-0")
+    if not (inside := request_ids.str.contains("_cmpl-", literal=True)).any():
+        return base
+    return (
+        base.to_frame("id")
+        .select(pl.when(inside).then(pl.col("id").str.strip_suffix("-0")).otherwise("id"))
+        .to_series()
+    )
+
+
 def stream_index(request_id: pl.Expr) -> pl.Expr:
     """The stream's number in ids of the form `<index>_<parent>` (n > 1, before 0.14)."""
     return request_id.str.extract(_CHILD, 1).cast(pl.Int64, strict=False)

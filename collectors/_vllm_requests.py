@@ -6,7 +6,7 @@ import polars as pl
 
 from . import _vllm_layout as layout
 from . import _vllm_measured as measured
-from ._vllm_ids import external_id, stream_index
+from ._vllm_ids import external_ids, stream_index
 from ._vllm_latency import QUANTITIES, any_bad, column, with_durations
 from ._vllm_workers import model
 
@@ -57,7 +57,7 @@ def engine_legs(requests: pl.DataFrame, calls: pl.DataFrame, states: pl.DataFram
         role_basis=pl.when(pl.col("role").is_not_null()).then(pl.lit("span")),
         container=pl.lit(value=False),
         request_id=request_id,
-        external_id=external_id(request_id),
+        external_id=external_ids(requests["gen_ai.request.id"]),
         clock=pl.lit("wall"),
         last_token_ns=pl.when(output.fill_null(1) > 0).then(end),
         end_ns=end,

@@ -89,6 +89,13 @@ class Aside:
             connection.execute(f"DELETE FROM {name}")
         return self._parts[table]
 
+    def tells(self, connection: duckdb.DuckDBPyConnection, table: str, column: str) -> bool:
+        """Whether a row has a value in a column."""
+        return any(
+            column in rows.column_names and rows.column(column).null_count < rows.num_rows
+            for rows in self.batches(connection, table)
+        )
+
     def frame(
         self, connection: duckdb.DuckDBPyConnection, table: str, kinds: Mapping[str, Any]
     ) -> pl.DataFrame:

@@ -217,17 +217,17 @@ class Tables:
         """
         if self._loading:
             return frozenset(library.tables())
-        # Filtered here: DuckDB takes twice as long to plan that as to answer.
-        place = self._aside.place.rpartition(".")[0].strip('"').replace('""', '"')
-        told = self.connection.execute(
-            "SELECT database_name, table_name, temporary, estimated_size FROM duckdb_tables()"
+        empty = self.connection.execute(
+            """SELECT table_name FROM duckdb_tables()
+               WHERE estimated_size = 0 AND NOT temporary AND database_name = current_database()"""
         ).fetchall()
-        empty = {
-            name
-            for base, name, temporary, size in told
-            if base == place and not temporary and not size
-        }
-        return frozenset(library.tables().keys() - empty | self._aside.names())
+        return frozenset(
+            library.tables().keys() - {name for (name,) in empty} | self._aside.names()
+        )
+
+    def may_tell(self, table: str, column: str) -> bool:
+        """Whether a row of a table may have a value in a column: not where all are kept aside and have none."""
+        return table not in self._aside.names() or self._aside.tells(self.connection, table, column)
 
     @contextmanager
     def bulk_load(self) -> Iterator[None]:

@@ -36,9 +36,16 @@ QUALIFY count(*) OVER (PARTITION BY named) = 1 AND count(*) OVER (PARTITION BY p
 """
 
 
+def _is_any(store: Store) -> bool:
+    """Whether a leg has such a clock."""
+    if (kept := store.kept_aside("legs")) is not None:
+        return bool(kept["clock"].str.starts_with(UNDATED).any())
+    return bool(store.rows(f"SELECT 1 FROM legs WHERE starts_with(clock, '{UNDATED}') LIMIT 1"))
+
+
 def unite(store: Store) -> None:
     """Leave the worker's own record; what only its router knew of the same work goes to it."""
-    if not store.rows(f"SELECT 1 FROM legs WHERE starts_with(clock, '{UNDATED}') LIMIT 1"):
+    if not _is_any(store):
         return
     store.execute(_PAIRS)
     if store.count("undated_twins"):

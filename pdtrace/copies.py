@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import polars as pl
 
 from pdtrace import library
+from pdtrace._lookup import repeated
 from pdtrace._streams import DAMAGED
 from pdtrace.inputs import Input
 from pdtrace.sink import Account
@@ -110,6 +112,19 @@ KEYED = [
 ]
 
 
+def _may_repeat(store: Store, name: str, keys: Sequence[str]) -> bool:
+    """Whether rows of a table may share a key.
+
+    Hashes of long texts are counted many times as fast; two keys of one hash are only looked at in vain.
+    """
+    if name == "legs" and len(keys) == 1 and (kept := store.kept_aside(name)) is not None:
+        return bool(repeated(kept[keys[0]].hash()).any())
+    ((total, distinct),) = store.rows(
+        f"SELECT count(*), count(DISTINCT hash({', '.join(keys)})) FROM {name}"
+    )
+    return bool(total != distinct)
+
+
 def keep_one_row_a_key(store: Store, accounts: list[Account], names: list[str]) -> None:
     """Keep one row per natural key; the winner does not depend on the order of reading.
 
@@ -120,12 +135,7 @@ def keep_one_row_a_key(store: Store, accounts: list[Account], names: list[str]) 
         if name not in filled:
             continue
         table = library.tables()[name]
-        keys = ", ".join(table.key)
-        # Hashes of long texts are counted many times as fast; two keys of one hash are only looked at in vain.
-        ((total, distinct),) = store.rows(
-            f"SELECT count(*), count(DISTINCT hash({keys})) FROM {name}"
-        )
-        if total == distinct:
+        if not _may_repeat(store, name, table.key):
             continue
         store.settle_aside(name)
         own = ", ".join(f"t.{key}" for key in table.key)  # sources has start_ns too

@@ -66,9 +66,13 @@ _INSTANTS = {
 
 def _records_kept(store: Store, filled: frozenset[str]) -> dict[int | None, int]:
     """How many records of each source made a row of any table."""
-    tables = [name for name in _raw_tables() if name in filled]
+    tables = [n for n in _raw_tables() if n in filled and store.may_tell(n, "record")]
     if not tables:
         return {}
+    if len(tables) == 1 and (batches := store.batches_aside(tables[0])):
+        told = pl.concat(pl.DataFrame(b.select(["source", "record"])) for b in batches)
+        counts = told.drop_nulls("record").group_by("source").agg(pl.col("record").n_unique())
+        return dict(counts.iter_rows())
     rows = " UNION ".join(
         f"SELECT source, record FROM {name} WHERE record IS NOT NULL" for name in tables
     )

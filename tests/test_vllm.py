@@ -308,6 +308,22 @@ def test_ids_lose_one_servers_decoration(
     assert row.row(0) == (external, stream)
 
 
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ["cmpl-a-0", "cmpl-b-1", None],
+        ["chatcmpl-a-0", "chatcmpl-x_cmpl-b-0"],
+        ["chatcmpl-a", "0_chatcmpl-b", "cmpl-c-0", "none-0"],
+        [None, "cmpl-a-0"],
+        [],
+    ],
+)
+def test_ids_of_one_prefix_are_read_as_those_of_several(ids: list[str | None]) -> None:
+    column = pl.Series("id", ids, pl.String)
+    one_by_one = column.to_frame().select(_vllm_ids.external_id(pl.col("id"))).to_series()
+    assert _vllm_ids.external_ids(column).to_list() == one_by_one.to_list()
+
+
 def test_addresses_in_ids_become_facts() -> None:
     request_id = "cmpl-___prefill_addr_h1:8001___decode_addr_h2:8002_" + "0a" * 16 + "-0"
     facts = interpreted([v1(**{"gen_ai.request.id": request_id})]).sql(

@@ -14,7 +14,7 @@ from . import _theme
 QUERY = "itl_distribution"
 ORDER = 41
 
-_ALL, _EXPLAINED = "time in such gaps", "of it explained by prompts of others"
+_ALL, _EXPLAINED = "time in such gaps", "of it by prompts of others"
 
 
 def chart(rows: pl.DataFrame) -> Any:

@@ -324,7 +324,7 @@ def _sources(sources: Sequence[Mapping[str, Any]]) -> str:
         ]
         for row in sources
     ]  # fmt: skip
-    table = grid(heads, rows, (2, 3, 4))
+    table = tag("div", grid(heads, rows, (2, 3, 4)), class_="remarks")
     if len(rows) > MANY_SOURCES:
         used = sum(1 for row in sources if row["used"])
         table = _details(f"{len(rows)} sources, {used} used", table)

@@ -20,8 +20,9 @@ ACCESS = r'"(?P<method>[A-Z]+) (?P<path>\S+) HTTP/[\d.]+" (?P<status>\d{3})'
 _JSON_EVENT = r'^\{"timestamp": ?"[^"]*", ?"event": ?"request\.'
 _SETTINGS = r"\bserver_args=ServerArgs\(|\bmax_total_num_tokens=\d|Started server process \[\d"
 _OWN = re.compile(
-    r"\] (?:Prefill|Decode) batch(?: \[\d+\])?[.,] #|\bserver_args=ServerArgs\(|\] (?:Receive|Finish): obj=\w+ReqInput\("
-    r"|\] Req ?Time ?Stats\(rid=|\"event\": ?\"request\.(?:received|finished)\"|\] (?:Prefill|Decode) (?:bootstrap|transfer|handshake) failed for request rank="
+    # a logging configuration of the user's own may leave the stamp out
+    r"(?:^|\] )(?:Prefill|Decode) batch(?: \[\d+\])?[.,] #|\bserver_args=ServerArgs\(|(?:^|\] )(?:Receive|Finish): obj=\w+ReqInput\("
+    r"|(?:^|\] )Req ?Time ?Stats\(rid=|\"event\": ?\"request\.(?:received|finished)\"|\] (?:Prefill|Decode) (?:bootstrap|transfer|handshake) failed for request rank="
 )
 _EPOCH = (
     r"entry_time=(1\d{9}\.\d+)", r"'request_finished_ts': (1\d{9}\.\d+)", r'"request_finished_ts": ?(1\d{9}\.\d+)',

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from pdtrace.collectors import sglang_log
 from pdtrace.diagnose import diagnose
 from pdtrace.ingest import ingest
+from pdtrace.model import Head
 from pdtrace.store import Store
 
 T = 1_793_520_000_000_000_000  # 2026-11-01 08:00:00 UTC
@@ -211,3 +213,11 @@ def test_absurd_figures_are_unknown_and_break_nothing(tmp_path: Path) -> None:
     rows = store.rows("SELECT request_id, prompt_tokens, rank FROM legs ORDER BY 1")
     assert rows == [("a", None, None), ("b", None, None)]
     assert not any("collector" in str(row) for row in store.rows("SELECT why FROM sources WHERE why LIKE '%failed%'"))  # fmt: skip
+
+
+def test_lines_without_a_stamp_are_sglangs_too() -> None:
+    line = "ReqTimeStats(rid=a, bootstrap_room=None, input_len=5, output_len=6, type=unified): queue_duration=1.00ms\n"
+    for text in (line, "Decode batch, #running-req: 5, #token: 9\n"):
+        assert sglang_log.sniff(Head("x", "x", text.encode(), complete=True)) is not None
+    quoted = '{"prompt": "what is Decode batch, #running-req: 5?", "output_tokens": 5}\n'
+    assert sglang_log.sniff(Head("x", "x", quoted.encode(), complete=True)) is None

@@ -115,7 +115,16 @@ def ahead(
     asked = _finding_queries(policy, conditions, sure)
     ask: list[Asked] = [*asked.items(), *((name, {}) for name in _ASKED if name in sure)]
     ask += [one for one in also if one[0] in sure]
-    return [name for name in _held(ask) if name in sure], ask, conditions
+    unmade = {
+        query.when: (later | making) & set(_WORD.findall(query.when))
+        for query in library.queries().values()
+        if query.kind == "findings"
+    }
+    unsure = [when for when, tables in unmade.items() if tables and tables <= making]
+    unsure.sort(
+        key=lambda when: not unmade[when] <= later
+    )  # what the partition makes is there first
+    return Questions([name for name in _held(ask) if name in sure], ask, conditions, unsure)
 
 
 def _conditions_of(name: str) -> frozenset[str]:

@@ -9,7 +9,7 @@ from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import duckdb
 import polars as pl
@@ -29,9 +29,15 @@ _WRITTEN = re.compile(
 
 
 Asked = tuple[str, Mapping[str, object]]  # a query and its parameters
-Questions = tuple[
-    list[str], list[Asked], Conditions
-]  # views to hold, queries to answer, what was asked of their conditions
+
+
+class Questions(NamedTuple):
+    """What will be asked: views to hold, queries to answer, and conditions."""
+
+    names: list[str]
+    ask: list[Asked]
+    conditions: Conditions
+    unsure: list[str]  # conditions over tables that are still being made, asked in this order
 
 
 class Store(Tables):
@@ -302,11 +308,17 @@ class Store(Tables):
         tasks: dict[str, _ahead.Task[Store]] = {}
         small = self.path is None and self._is_small()
         if questions and self.path is None:
-            names, ask, conditions = questions
+            names, ask, conditions, unsure = questions
             empty = self._empty(names, ask, conditions)
             self._begun, self._conditions = _ahead.Queries(self._waiting), conditions
             begun = self._begun.tasks(self.connection, names, empty, self._asked(ask))
             tasks |= {name: _tried(_here(task)) for name, task in begun.items()}
+            # On this store's connection: one behind the other, and behind the first piece, which may write there.
+            before = next(iter(making))
+            for number, text in enumerate(unsure):
+                after = making.keys() & {before, *_WORD.findall(text)} | {before}
+                before = f"condition {number}"
+                tasks[before] = _tried(_holding(conditions, text, after))
         first, *others = making
         tasks = {first: making[first]} | tasks | {name: making[name] for name in others}
         with self._in_one_thread(small):
@@ -400,6 +412,11 @@ def _here(task: _ahead.Task[duckdb.DuckDBPyConnection]) -> _ahead.Task[_Thread]:
         task.work(mine.connection)
 
     return _ahead.Task(task.after, work)
+
+
+def _holding(conditions: Conditions, text: str, after: Iterable[str]) -> _ahead.Task[Store]:
+    """Asks a condition, which is known from then on."""
+    return _ahead.Task(frozenset(after), lambda _: conditions.hold(text))
 
 
 def _tried(task: _ahead.Task[Store]) -> _ahead.Task[Store]:

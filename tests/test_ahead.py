@@ -10,7 +10,7 @@ import pytest
 from pdtrace import _ahead, ingest
 from pdtrace._ahead import Task
 from pdtrace.diagnose import ahead, diagnose
-from pdtrace.store import Store
+from pdtrace.store import Questions, Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +70,7 @@ def test_a_question_waits_for_the_table_that_it_reads(store: Store) -> None:
     def workers(mine: Store) -> None:
         mine.append("workers", [{"worker": "pid:1", "deployment": "d", "name": "n"}])
 
-    questions = ([], [("worker_labels", {})], store.conditions())
+    questions = Questions([], [("worker_labels", {})], store.conditions(), [])
     store.make({"workers": Task(NOTHING, workers)}, questions)
     with store.computed_once(ask=[("worker_labels", {})]):
         assert store.query("worker_labels")["worker"].to_list() == ["pid:1"]
@@ -82,11 +82,23 @@ def test_a_question_that_fails_beside_is_asked_again(store: Store) -> None:
     def spoil(mine: Store) -> None:
         mine.connection.execute("ALTER TABLE workers RENAME TO elsewhere")
 
-    questions = ([], [("worker_labels", {})], store.conditions())
+    questions = Questions([], [("worker_labels", {})], store.conditions(), [])
     store.make({"workers": Task(NOTHING, spoil)}, questions)
     store.connection.execute("ALTER TABLE elsewhere RENAME TO workers")
     with store.computed_once(ask=[("worker_labels", {})]):
         assert store.query("worker_labels").is_empty()
+
+
+def test_a_condition_over_a_table_that_is_made_is_asked_once_it_is_there(store: Store) -> None:
+    def phases(mine: Store) -> None:
+        mine.append("phase_sums", [{"request": "r", "phase": "router"}])
+
+    condition = "EXISTS (FROM phase_sums WHERE phase = 'router')"
+    known = store.conditions()
+    store.make({"phase_sums": Task(NOTHING, phases)}, Questions([], [], known, [condition]))
+    store.clear("phase_sums")
+    assert known.hold(condition)  # as it was then
+    assert not store.holds("EXISTS (FROM phase_sums)")
 
 
 def test_what_is_asked_beside_is_what_a_diagnosis_says(store: Store) -> None:
@@ -112,9 +124,9 @@ def test_what_is_asked_beside_is_what_a_diagnosis_says(store: Store) -> None:
     asked: list[str] = []
 
     def what(*tables: object) -> object:
-        held, ask, conditions = ahead(*tables, also=[("time_series", {"bins": 4})])  # type: ignore[arg-type]
-        asked.extend([*held, *(name for name, _ in ask)])
-        return held, ask, conditions
+        questions = ahead(*tables, also=[("time_series", {"bins": 4})])  # type: ignore[arg-type]
+        asked.extend([*questions.names, *(name for name, _ in questions.ask)])
+        return questions
 
     ingest.cut_to_window(store, ingest.Options(ahead=what))  # type: ignore[arg-type]
     assert {"request_values", "latency_by_observer", "long_output", "time_series"} <= set(asked)

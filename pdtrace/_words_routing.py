@@ -211,6 +211,35 @@ def router_belief(row: Row) -> Words:
     )
 
 
+def slow_worker(row: Row) -> Words:
+    """A worker that takes longer than its peers for the same work."""
+    more = (
+        f" So do {plural(len(row['workers']) - 1, 'other worker')}."
+        if len(row["workers"]) > 1
+        else ""
+    )
+    return Words(
+        title=f"{row['label'] or row['workers'][0]} is slower than its peers: a decode step takes {row['value']:.2f} times"
+        " as long at the same batch",
+        detail=f"{duration(row['step_ms'])} against {duration(row['peer_ms'])} ({plural(row['peers'], 'peer')}) for a step of "
+        f"{plural(round(row['batch']), 'request')} without prompts, from {plural(row['steps'], 'step')}; interval "
+        f"{row['interval_low']:.2f} to {row['interval_high']:.2f} over the batches that were run.{more}",
+        assumptions=(
+            "equal batches are equal work: "
+            + (
+                "their context is accounted for, "
+                if row["context_known"]
+                else "steps do not say the context of their batch, so longer contexts there look the same; "
+            )
+            + "other hardware or settings on it would be a cause, not a fault",
+        ),
+        suggestions=(
+            "clock and power limits, heat, other jobs on that host; its hardware and settings against a peer's",
+            "less of the load for it meanwhile",
+        ),
+    )
+
+
 def worker_imbalance(row: Row) -> Words:
     """Unequal shares of workers."""
     side = "" if row["side"] == "both" else f"{row['side']} "

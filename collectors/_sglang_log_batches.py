@@ -83,7 +83,7 @@ class Batches:
                 key=pl.col("item").str.extract(r"^(.*): [^:]*$").str.strip_chars(),
                 value=pl.col("item").str.extract(r": (-?[\d.]+)%?$").cast(pl.Float64, strict=False),
             )
-            .filter(pl.col("value").is_not_null() & ~pl.col("key").is_in(_CHIPS))
+            .filter(pl.col("value").is_finite() & ~pl.col("key").is_in(_CHIPS))
         )
         decode = {**_BOTH, **_DECODE}
         prefill = {**_BOTH, **_PREFILL}

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
+import polars as pl
+
 _FAILED = re.compile(
     r"^(?P<what>Prefill bootstrap|Prefill transfer|Decode handshake|Decode transfer) failed for request rank=\d+"
     r".*?req\.rid='(?P<rid>[^']*)'.*?req\.bootstrap_room=(?P<room>\d+|None)(?: with exception (?P<why>.*))?$"
@@ -46,6 +48,14 @@ MARKERS = (
     "Some requests fail to receive", "Streaming backlog: ", "OutOfMemoryError", "out of memory", "Out of memory", "oom-kill",
     "hit an exception", "igquit from a child", "SIGQUIT received", "atchdog timeout", "CUDA error", "NCCL error", "CUBLAS_STATUS",
 )  # fmt: skip
+
+
+_BY_RANK = ("Retract requests", "out of memory happened", "Testing retraction", "Some requests timed out", "Some requests fail to receive")  # fmt: skip
+
+
+def by_rank() -> pl.Expr:
+    """Alarms that every rank of the same batches tells, again and again: of one rank they are counted."""
+    return (pl.col("kind") == "other") & pl.col("message").str.contains_any(list(_BY_RANK))
 
 
 def read_line(message: str) -> dict[str, Any] | None:

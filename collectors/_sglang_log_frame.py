@@ -24,9 +24,13 @@ _OWN = re.compile(
     r"(?:^|\] )(?:Prefill|Decode) batch(?: \[\d+\])?[.,] #|\bserver_args=ServerArgs\(|(?:^|\] )(?:Receive|Finish): obj=\w+ReqInput\("
     r"|(?:^|\] )Req ?Time ?Stats\(rid=|\"event\": ?\"request\.(?:received|finished)\"|\] (?:Prefill|Decode) (?:bootstrap|transfer|handshake) failed for request rank="
 )
+# Behind all that users wrote: what stands in their text is no epoch.
 _EPOCH = (
-    r"entry_time=(1\d{9}\.\d+)", r"'request_finished_ts': (1\d{9}\.\d+)", r'"request_finished_ts": ?(1\d{9}\.\d+)',
-)  # fmt: skip
+    r"\] Req ?Time ?Stats\(rid=[^)]*\): .*\bentry_time=(1\d{9}\.\d+)",
+    r".*'meta_info': \{.*'request_finished_ts': (1\d{9}\.\d+)",
+    r"""\] \{"timestamp".*"meta_info": ?\{.*"request_finished_ts": ?(1\d{9}\.\d+)""",
+)
+_ZONES_NS = (-13 * 3600 * SECOND_NS, 15 * 3600 * SECOND_NS)
 QUARTER_NS = 900 * SECOND_NS
 
 
@@ -50,6 +54,7 @@ def zone_ns(source: Source) -> int | None:
         groups = told["text"].str.extract_groups(PREFIX).struct.unnest()
         epoch = pl.select(pl.coalesce(*(told["text"].str.extract(p) for p in _EPOCH))).to_series()
         apart = (stamps_ns(groups) - (epoch.cast(pl.Float64) * 1e9).cast(pl.Int64)).drop_nulls()
+        apart = apart.filter(apart.is_between(*_ZONES_NS))
         # Some tell the entry, not the end: the shortest request is the nearest.
         shortest = apart.min()
         if isinstance(shortest, int):
@@ -71,6 +76,7 @@ def with_fields(lines: pl.DataFrame, ahead_ns: int) -> pl.DataFrame:
     frame = lines.with_columns(
         own.alias("own_ns"),
         groups["ranks"].str.extract(r" DP(\d+)").alias("dp"),
+        groups["ranks"].str.replace(r" DP\d+", "").fill_null("").alias("place"),
         groups["message"].fill_null(lines["text"]).alias("message"),
     )
     frame = frame.with_columns(

@@ -56,6 +56,7 @@ class Reader:
         self.batches = Batches()
         self.requests: list[pl.DataFrame] = []
         self.seen_alarms: dict[tuple[Any, ...], int] = {}
+        self.places: dict[tuple[int, str | None, str], str] = {}  # whose lines of a kind count
         self.carried = False
 
     def batch(self, lines: pl.DataFrame) -> None:
@@ -70,7 +71,7 @@ class Reader:
         self.carried = self.carried or frame["prefix_time_ns"].null_count() < frame.height
         half = ~pl.col("whole") & pl.col("kind").is_in(_BUSY)  # a number that just ends may go on
         self._skip(frame.filter(half), CUT_OFF)
-        frame = self._assign(frame.filter(~half))
+        frame = self._once(self._assign(frame.filter(~half)))
         self._widen(frame)
         self._samples(frame.filter(pl.col("kind") == "batch"))
         self._requests(frame.filter(pl.col("kind").is_in(["stats", "finish", "receive", "json"])))
@@ -124,6 +125,36 @@ class Reader:
             later = (pl.col("stream") == stream) & (pl.col("record") >= record)
             number = pl.when(later).then(pl.lit(index, dtype=pl.Int32)).otherwise(number)
         return frame.with_columns(number.alias("run"))
+
+    def _once(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Without what a rank tells that works on the same batches as another one (pipeline, tensor, expert ranks).
+
+        Pipeline stages all print their batch lines and time stats, every rank prints retractions: the rank that told first counts.
+        """
+        what = (
+            pl.when(pl.col("kind").is_in(["batch", "stats"]))
+            .then("kind")
+            .when(alarms.by_rank())
+            .then(pl.lit("alarm"))
+        )
+        ranked = frame.select("record", "run", "dp", "place", what=what).filter(
+            pl.col("what").is_not_null() & (pl.col("place") != "")
+        )
+        if not ranked.height:
+            return frame
+        first = ranked.unique(["run", "dp", "what"], keep="first", maintain_order=True)
+        for run, dp, kind, place in first.select("run", "dp", "what", "place").iter_rows():
+            self.places.setdefault((run, dp, kind), place)
+        told = pl.DataFrame(
+            [(*key, place) for key, place in self.places.items()],
+            schema={"run": pl.Int32, "dp": pl.String, "what": pl.String, "counts": pl.String}, orient="row",
+        )  # fmt: skip
+        again = ranked.join(told, on=["run", "dp", "what"], nulls_equal=True).filter(
+            pl.col("place") != pl.col("counts")
+        )
+        copies = pl.col("record").is_in(again["record"].implode())
+        self._skip(frame.filter(copies), REPEATED)
+        return frame.filter(~copies)
 
     def _index(self, stream: str) -> int:
         if stream not in self.current:

@@ -143,7 +143,7 @@ def together(lines: pl.DataFrame) -> pl.DataFrame:
 
 def _with_places(found: pl.DataFrame) -> pl.DataFrame:
     """Window and first token: from instants where told, else from durations and the line's stamp."""
-    found = found.with_columns(
+    found = found.with_columns(*meta.known(*meta.NUMBERS)).with_columns(
         prompt_tokens=pl.coalesce("prompt_tokens", "prompt"),
         cached_tokens=pl.coalesce("cached_tokens", "cached"),
         completion_tokens=pl.coalesce("completion_tokens", "output"),

@@ -26,8 +26,17 @@ _REPORTED = {
     "decode_throughput": ("tokens/s", "tokens over the time after the first one; to 0.5.10 the first token is counted, too"),
     "storage_prefetch_wait": ("s", "wait for prefix KV from the storage tier, as polled"),
 }  # fmt: skip
+_COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens", "dp_rank")
+_MOST_COUNT, _MOST_SECONDS = 2**53, 9e9  # beyond: no count of tokens, no instant and no duration
 _MICROSECOND = 1_000
 _SECOND = 1_000_000_000
+
+
+def known(*names: str) -> list[pl.Expr]:
+    """Those of these numbers that a request can have; the rest (negative, not finite, absurd) is unknown."""
+    return [
+        pl.when(pl.col(n).is_between(0, _MOST_COUNT if n in _COUNTS else _MOST_SECONDS)).then(n).alias(n) for n in names
+    ]  # fmt: skip
 
 
 def ns(column: str) -> pl.Expr:
@@ -43,6 +52,7 @@ def with_times(frame: pl.DataFrame) -> pl.DataFrame:
 
     `line_ns` is when the line was written, NULL without one.
     """
+    frame = frame.with_columns(*known(*NUMBERS))
     received, told_end = ns("request_received_ts"), ns("request_finished_ts")
     end = pl.coalesce(told_end, ns("decode_finished_ts"))
     length = (pl.when(pl.col("e2e_latency") > 0).then("e2e_latency") * 1e9).cast(
@@ -106,10 +116,13 @@ def intervals(frame: pl.DataFrame) -> pl.DataFrame:
     waits = pl.when(pl.col("role") == "decode").then(pl.lit("decode_queue")).otherwise(pl.lit("prefill_queue"))  # fmt: skip
     prefills = (pl.col("role") != "decode").fill_null(value=False)
     made = pl.col("made_ns")
+    # Up to 0.5.8 the API server stamps the prompt's end: a prefill worker's answer comes after the transfer.
+    computed = ns("prefill_finished_time")
+    prompt = pl.when(pl.col("role") == "prefill").then(computed).otherwise(made)
     parts = (
         (waits, entered - queue, entered, "placed", "scheduler's waiting queue, ends with the first batch", pl.lit(value=True)),
-        (pl.lit("prefill_wall"), entered, made, "measured", "first batch to prompt computed: wall time", prefills),
-        (pl.lit("kv_transfer"), made, pl.col("end_ns"), "measured", "prompt computed to the end on the prefill worker: when the transfer was seen as finished", pl.col("role") == "prefill"),
+        (pl.lit("prefill_wall"), entered, prompt, "measured", "first batch to prompt computed: wall time", prefills),
+        (pl.lit("kv_transfer"), computed, pl.col("end_ns"), "measured", "prompt computed to the end on the prefill worker: when the transfer was seen as finished", pl.col("role") == "prefill"),
         (pl.lit("decode_wall"), pl.col("first_ns"), pl.col("end_ns"), "measured", "first token to the end", pl.col("role") != "prefill"),
     )  # fmt: skip
     return pl.concat(

@@ -19,10 +19,13 @@ STATS = r"^Req ?Time ?Stats\((?P<head>[^)]*)\): (?P<body>.*)$"
 ACCESS = r'"(?P<method>[A-Z]+) (?P<path>\S+) HTTP/[\d.]+" (?P<status>\d{3})'
 _JSON_EVENT = r'^\{"timestamp": ?"[^"]*", ?"event": ?"request\.'
 _SETTINGS = r"\bserver_args=ServerArgs\(|\bmax_total_num_tokens=\d|Started server process \[\d"
+# What a carrier writes before a line; a quotation, a table's cell or a field of JSON is no line of this log.
+_CARRIER = r"^[^\"'{}]{0,200}?"
 _OWN = re.compile(
     # a logging configuration of the user's own may leave the stamp out
-    r"(?:^|\] )(?:Prefill|Decode) batch(?: \[\d+\])?[.,] #|\bserver_args=ServerArgs\(|(?:^|\] )(?:Receive|Finish): obj=\w+ReqInput\("
-    r"|(?:^|\] )Req ?Time ?Stats\(rid=|\"event\": ?\"request\.(?:received|finished)\"|\] (?:Prefill|Decode) (?:bootstrap|transfer|handshake) failed for request rank="
+    rf"(?:{_CARRIER}\] |^)(?:(?:Prefill|Decode) batch(?: \[\d+\])?[.,] #|(?:Receive|Finish): obj=\w+ReqInput\(|Req ?Time ?Stats\(rid="
+    r"|(?:Prefill|Decode) (?:bootstrap|transfer|handshake) failed for request rank=|\{\"timestamp\": ?\"[^\"]*\", ?\"event\": ?\"request\.)"
+    rf"|{_CARRIER}\bserver_args=ServerArgs\("
 )
 # Behind all that users wrote: what stands in their text is no epoch.
 _EPOCH = (

@@ -69,10 +69,12 @@ class Rows:
                 out.add(name, pl.DataFrame(rows, schema=_SCHEMAS[name]), record=record)
                 rows.clear()
 
-    def pair(self, record: int, pair: Pair, router: str, apart: set[str | None]) -> None:
+    def pair(
+        self, record: int, pair: Pair, router: str, apart: set[str | None], *, ids: bool
+    ) -> None:
         """Legs of the router and of both workers, and what lies between them."""
         name = f"{self.path}/{record}"
-        shared = _shared(pair) or f"{self.label}#{record}"
+        shared = (shared_id(pair) if ids else None) or f"{self.label}#{record}"
         clocks = {
             half: "" if server not in apart else f"{UNDATED}{server}"
             for half, server in (("ctx", pair.ctx_server), ("gen", pair.gen_server))
@@ -249,7 +251,7 @@ def _who_delivered(pair: Pair) -> str | None:
     return "prefill" if pair.first_token < made else "decode"
 
 
-def _shared(pair: Pair) -> str | None:
+def shared_id(pair: Pair) -> str | None:
     """The id of a request across the servers: a context server counts by itself."""
     known = [side for side in (pair.gen, pair.ctx) if side is not None]
     whole = pair.disagg_request or next((s.disagg_request for s in known if s.disagg_request), None)

@@ -77,7 +77,7 @@ def read(source: Source, out: Sink) -> None:
             out.skip(record, CUT_OFF if cut else REASON_OTHER)
             continue
         reason = _take(requests, record, line)
-        sidecar = sidecar and reason is None
+        sidecar = sidecar and reason is None and _PICKERS.search(raw) is None
         if reason is None and (event := _event(record, line)):
             events.append(event)
         elif reason != "":
@@ -103,12 +103,15 @@ def _take(requests: dict[str, dict[str, Any]], record: int, line: Line) -> str |
     name, message = line.request, line.message
     if name is None or line.time_ns is None:
         return None
-    if message == _RECEIVED:
-        if name in requests:
-            return REASON_PART
-        requests[name] = {"record": record, "received": line}
-        return ""
     known = requests.get(name)
+    if message == _RECEIVED:
+        if known is not None and "ended" not in known:
+            return REASON_PART
+        if known is not None:  # its id is used again: that is another request
+            requests[f"{name}\n{known['record']}"] = known
+            del requests[name]
+        requests[name] = {"record": record, "received": line, "again": known is not None}
+        return ""
     picked = _PICKED.match(message)
     if message not in (_SENT, _ENDED, _HANDLED) and picked is None:
         return None
@@ -144,8 +147,9 @@ def _event(record: int, line: Line) -> dict[str, Any] | None:
 
 def _write(source: Source, out: Sink, worker: str, requests: dict[str, dict[str, Any]]) -> None:
     legs, waits, choices, told, pods = [], [], [], [], set()
-    for name, known in requests.items():
-        leg = f"{source.path}/{name}"
+    for key, known in requests.items():
+        name = key.partition("\n")[0]
+        leg = f"{source.path}/{name}" + (f"#{known['record']}" if known["again"] else "")
         legs.append(_leg(leg, worker, name, known))
         waits += _waits(leg, known)
         for choice, score in _choices(leg, worker, name, known):

@@ -17,6 +17,7 @@ from ._trtllm_rows import ENGINE
 
 TITLE = ENGINE
 SECOND_NS = 1_000_000_000
+_LONGEST_MS = 1e9  # eleven days: no step
 CARRIED_NS = 1_000_000  # who carries a line stamps it soon after
 
 SWITCHES = {
@@ -29,7 +30,8 @@ REASON_SETTING = "line of a setting, kept as a fact"
 REASON_RANK = "the same iteration from another rank"
 REASON_CUT = "cut off at the end of the file"
 
-_OURS = r"\[TRT-LLM\] \[[IWEDVF]\]|^\[TensorRT-LLM\]\[(?:INFO|WARNING|ERROR)\]|^\[TensorRT-LLM\] TensorRT.LLM version"
+# A carrier may stand before a line; what a table or a log of another system quotes is none of ours.
+_OURS = r"^[^\"'{}]{0,200}?\[TRT-LLM\] \[[IWEDVF]\]|^\[TensorRT-LLM\]\[(?:INFO|WARNING|ERROR)\]|^\[TensorRT-LLM\] TensorRT.LLM version"
 _ITERATION = r"\biter = (?P<seq>\d+), .*?\bhost_step_time = (?P<ms>\d+(?:\.\d+)?) ?ms\b"
 _FIELDS = {
     "rank": r"\b(?:global_rank|rank) = (\d+)",
@@ -132,9 +134,11 @@ def _iterations(lines: pl.DataFrame) -> pl.DataFrame:
         "record", "worker", "time_ns", "resolution_ns",
         text.str.extract_groups(_ITERATION).struct.unnest(),
         *(text.str.extract(pattern, 1).alias(name) for name, pattern in _FIELDS.items()),
-    ).filter(pl.col("ms").is_not_null() & pl.col("gen_tokens").is_not_null())  # fmt: skip
+    ).filter(
+        (pl.col("ms").cast(pl.Float64, strict=False) < _LONGEST_MS) & pl.col("gen_tokens").is_not_null()
+    )  # fmt: skip
     count = {name: pl.col(name).cast(pl.Int64, strict=False) for name in _FIELDS}
-    elapsed = (pl.col("ms").cast(pl.Float64) * 1e6).round().cast(pl.Int64)
+    elapsed = (pl.col("ms").cast(pl.Float64) * 1e6).round().cast(pl.Int64, strict=False)
     end = pl.col("time_ns")
     return found.select(
         "record",

@@ -15,7 +15,7 @@ from pdtrace.model import Head, Match, Sink, Source
 
 from ._trtllm_json import polled
 from ._trtllm_records import Pair, Side, pair_of, side_of
-from ._trtllm_rows import ENGINE, Rows
+from ._trtllm_rows import ENGINE, Rows, shared_id
 
 TITLE = ENGINE
 
@@ -59,12 +59,13 @@ def read(source: Source, out: Sink) -> None:
     out.unit("request")
     rows = Rows(source.path, source.name)
     out.clock(rows.clock)
-    # Which ids repeat and whose clock is apart, all records say together: the file is read twice.
+    # A benchmark of generation servers alone calls every request 1. Which ids repeat and whose clock is apart, all records say together: the file is read twice.
     halves: Counter[str] = Counter()
     apart: set[str | None] = set()
     for _, told in _told(source, _Unheard()):
         if isinstance(told, Pair):
             apart |= _apart(told)
+            halves[f"pair/{shared_id(told)}"] += 1
         elif name := _half(told):
             halves[name] += 1
     router = worker = None
@@ -77,13 +78,13 @@ def read(source: Source, out: Sink) -> None:
             router = router or out.worker(
                 {"file": source.path}, role="router", role_basis="log", engine=ENGINE, name=f"disaggregated server, {source.name}"
             )  # fmt: skip
-            rows.pair(record, told, router, apart)
+            known = halves[f"pair/{shared_id(told)}"] == 1
+            rows.pair(record, told, router, apart, ids=known)
             servers |= _servers(told)
         else:
             worker = worker or out.worker(
                 {"file": source.path}, engine=ENGINE, host=host, name=source.name
             )
-            # A benchmark of generation servers alone calls every request 1.
             known = halves[_half(told) or ""] == 1
             if role := rows.side(record, told, worker, ids=known):
                 roles.add(role)

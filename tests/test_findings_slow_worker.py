@@ -59,6 +59,7 @@ def test_the_slow_one_is_named_with_the_step_it_takes(con: Store) -> None:
         fit("c", 7.0, 0.14, decode_only_steps=100),
         fit("c", 7.0, 0.14, capture="sampled"),
         fit("c", 7.0, 0.14, role="decode"),  # not the same work
+        fit("c", 19.0, -0.2, noise_ms=3.0, decode_only_p50_ms=17.0),  # steps of two kinds
         fit("c", None, None),
     ],
 )

@@ -13,6 +13,7 @@
 -- params:
 --   min_ratio  1.2  of 605 workers in 200 simulated runs without a slow one the greatest was at 1.18
 --   min_steps  200   decode-only steps; of fewer a fit moves by a few per cent
+--   max_noise_ratio  0.12  scatter of its steps around their fit over their median; beyond it the fit tells no pace
 -- columns:
 --   deployment     VARCHAR    deployment
 --   severity       VARCHAR    warning or info
@@ -47,6 +48,8 @@ fitted AS (
   FROM interference_steps AS s
   LEFT JOIN model AS m ON m.worker = s.worker
   WHERE s.capture = 'full' AND s.baseline_ms IS NOT NULL AND s.decode_only_steps >= min_steps
+    -- steps of two kinds (a warm-up and the time after it) have no one line through them
+    AND coalesce(s.noise_ms <= max_noise_ratio * s.decode_only_p50_ms, true)
 ),
 run AS (
   SELECT f.deployment, f.role, f.models, f.context_known,

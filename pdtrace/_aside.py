@@ -16,6 +16,7 @@ import polars as pl
 import pyarrow as pa
 
 from pdtrace import library
+from pdtrace._lookup import NOWHERE, places
 
 BESIDE_FILES = frozenset(
     {"identity_edges", "observations", "phases", "phase_sums", "partition_checks"}
@@ -24,7 +25,6 @@ TABLES = BESIDE_FILES | {"legs", "intervals", "reported", "spans"}
 LEAST_ROWS = 20_000  # below, a table costs nothing
 LEAST_SPANS = 2_500  # lists cost more, and readers give a file in blocks
 PLACE = "memory.main"  # of the tables of a store in memory; plain `main` is also a schema of temporary things
-_FEW = 100  # rows a text, from which on texts are categories
 _SCAN_ROWS = 122_880  # a row group of DuckDB: what one thread scans at a time
 
 
@@ -65,11 +65,18 @@ class Aside:
         )
         return max(lengths, default=0)
 
-    def frames(self, table: str, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-        """Columns of each batch of a table; NULLs where a batch lacks one."""
+    def frames(
+        self, table: str, columns: Sequence[str], among: Mapping[str, pl.Series]
+    ) -> Iterator[pl.DataFrame]:
+        """Columns of each batch of a table; NULLs where a batch lacks one. Those of `among` as places in these lists."""
         for rows in self._parts.get(table, []):
             told = [name for name in columns if name in rows.column_names]
-            frame = pl.DataFrame([_series(rows.column(name), name) for name in told])
+            frame = pl.DataFrame(
+                _places(rows.column(name), among[name]).alias(name)
+                if name in among
+                else pl.Series(name, rows.column(name))
+                for name in told
+            )
             yield frame.with_columns(
                 pl.lit(None, pl.String).alias(name) for name in columns if name not in told
             ).select(columns)
@@ -164,15 +171,13 @@ class Aside:
         connection.execute(f"CREATE OR REPLACE TEMP VIEW {table} AS {union}")
 
 
-def _series(column: pa.ChunkedArray, name: str) -> pl.Series:
-    """A column as it is; texts that hardly repeat are not looked up as categories."""
-    if pa.types.is_dictionary(column.type) and len(column) < _FEW * len(column.chunk(0).dictionary):
-        parts = [
-            pl.Series(values=chunk.dictionary).gather(pl.Series(values=chunk.indices))
-            for chunk in column.chunks
-        ]
-        return pl.concat(parts).alias(name)
-    return pl.Series(name, column)
+def _places(column: pa.ChunkedArray, among: pl.Series) -> pl.Series:
+    """Where the texts of a column stand in a list; each that it holds once is looked up once."""
+    if not pa.types.is_dictionary(column.type):
+        return pl.Series(places(pl.Series(values=column), among))
+    whole = column.combine_chunks()
+    found = pl.Series(places(pl.Series(values=whole.dictionary), among))
+    return found.gather(pl.Series(values=whole.indices)).fill_null(NOWHERE)
 
 
 def _together(parts: list[pa.Table]) -> list[pa.Table]:

@@ -49,7 +49,8 @@ def _named(store: Store, requests: pl.DataFrame) -> Iterator[pl.DataFrame]:
     """All intervals of these requests, some at a time."""
     legs = of_legs.legs(store, requests)
     yield of_legs.ways_out(legs)
-    for rows in store.stretches("intervals", of_legs.INTERVALS, _READ_ROWS):
+    places = {"leg": legs["leg"]}
+    for rows in store.stretches("intervals", of_legs.INTERVALS, _READ_ROWS, places):
         yield of_legs.named(rows, legs)
     if legs["again"].any():
         retries = store.sql(_RETRIES).join(requests.select("request", "number"), on="request")

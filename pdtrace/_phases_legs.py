@@ -119,8 +119,11 @@ def _paired(legs: pl.DataFrame) -> pl.DataFrame:
 
 
 def named(intervals: pl.DataFrame, legs: pl.DataFrame) -> pl.DataFrame:
-    """The intervals of these legs: number of the request, NAMES, start_ns, end_ns."""
-    place = places(intervals["leg"], legs["leg"])
+    """The intervals of these legs: number of the request, NAMES, start_ns, end_ns.
+
+    `leg` of the intervals is a place in `legs`.
+    """
+    place = intervals["leg"].to_numpy()
     known = place != NOWHERE
     rows = intervals.drop("leg").with_columns(
         _categories("detail", "decode_detail", "basis", "semantics")

@@ -19,6 +19,7 @@ from pdtrace import _ahead, library
 from pdtrace import _aside as aside
 from pdtrace._batches import POLARS
 from pdtrace._conditions import Conditions
+from pdtrace._lookup import places
 from pdtrace._tables import FEW_ROWS, ROW_GROUP, Tables
 from pdtrace.errors import PdtraceError, UnknownQuery, UnreadableInput
 
@@ -119,18 +120,29 @@ class Store(Tables):
         self._make(library.tables().keys() & set(_WORD.findall(query.lower())))
         return self.connection.execute(query).fetchall()
 
-    def stretches(self, table: str, columns: Sequence[str], rows: int) -> Iterator[pl.DataFrame]:
-        """These columns of a table, so many rows at a time; batches kept aside come as they are, not copied."""
+    def stretches(
+        self, table: str, columns: Sequence[str], rows: int, among: Mapping[str, pl.Series]
+    ) -> Iterator[pl.DataFrame]:
+        """These columns of a table, so many rows at a time; batches kept aside come as they are, not copied.
+
+        Columns of `among` come as the places of their texts in these lists of distinct texts, NOWHERE where they stand
+        in none.
+        """
         place = f"{self._aside.place}.{table}" if table in self._aside.names() else table
         wanted = ", ".join(columns)
         last = self.scalar(f"SELECT coalesce(max(rowid), -1) FROM {place}")
         for low in range(0, last + 1, rows):
             inside = f"rowid >= {low} AND rowid < {low + rows}"
-            yield self.sql(f"SELECT {wanted} FROM {place} WHERE {inside}")
+            frame = self.sql(f"SELECT {wanted} FROM {place} WHERE {inside}")
+            yield frame.with_columns(
+                pl.Series(name, places(frame[name], texts)) for name, texts in among.items()
+            )
         kinds = {
-            c.name: POLARS[c.type] for c in library.tables()[table].columns if c.name in columns
+            c.name: POLARS[c.type]
+            for c in library.tables()[table].columns
+            if c.name in columns and c.name not in among
         }
-        for frame in self._aside.frames(table, columns):
+        for frame in self._aside.frames(table, columns, among):
             yield frame.with_columns(
                 pl.col(name).cast(kind) for name, kind in kinds.items() if kind != pl.String
             )

@@ -235,7 +235,8 @@ def unknown(store: Store, deployments: Sequence[Deployment]) -> list[str]:
     names = {d.id: d.name for d in deployments}
     where: dict[tuple[str, str], list[str]] = {}
     nameless = {d.id for d in deployments if not d.requests["count"]}
-    for row in items(store):
+    place = {d.id: place for place, d in enumerate(deployments)}
+    for row in sorted(items(store), key=lambda row: place.get(row["deployment"], len(place))):
         if row["deployment"] in nameless and row["item"] == "first_token" and row["switch"]:
             name = f"{names[row['deployment']]}: " if len(deployments) > 1 else ""
             where.setdefault(("single requests", row["switch"]), []).append(f"{name}none")

@@ -112,7 +112,7 @@ def test_batches_keep_count_and_order() -> None:
 
 def test_a_head_is_unwrapped_without_its_cut_line() -> None:
     head = Head("x.log", "x.log", b"a-1  | one\na-1  | two\na-1  | thr", complete=False)
-    assert loglines.head_texts(head) == ["one", "two"]
+    assert loglines.head_texts(head) == ("one", "two")
 
 
 def test_an_empty_source_gives_nothing() -> None:

@@ -45,10 +45,10 @@ class Script:
         pass
 
 
-def fill(store: Store, n: int = 20) -> None:
-    """Requests of two workers, one a second; every fifth has no tenant, the last a name that is HTML."""
+def fill(store: Store, n: int = 20, origin_ns: int = 0) -> None:
+    """Requests of two workers, one a second from `origin_ns` on; every fifth has no tenant, the last a name that is HTML."""
     store.append("sources", [{"source": 0, "path": NASTY, "collector": "table", "used": True, "rows_read": n, "rows_kept": n, "rows_skipped": 0}])  # fmt: skip
-    store.append("deployments", [{"deployment": "d", "name": NASTY, "mode": "aggregated", "headline_observer": "client", "start_ns": 0, "end_ns": n * S},
+    store.append("deployments", [{"deployment": "d", "name": NASTY, "mode": "aggregated", "headline_observer": "client", "start_ns": origin_ns, "end_ns": origin_ns + n * S},
                                  {"deployment": "e", "name": "e", "mode": "unknown"}])  # fmt: skip
     store.append(
         "workers",
@@ -57,10 +57,11 @@ def fill(store: Store, n: int = 20) -> None:
     for i in range(n):
         name = NASTY if i == n - 1 else f"r{i}"
         ttft = 100.0 + 100 * i
-        times = {"start_ns": i * S, "end_ns": (i + 5) * S}
+        start, end = origin_ns + i * S, origin_ns + (i + 5) * S
+        times = {"start_ns": start, "end_ns": end}
         worker = f"w{i % 2}"
         store.append("requests", [{
-            "request": name, "deployment": "d", **times, "first_token_ns": i * S + int(ttft * 1e6), "prompt_tokens": 100 * i,
+            "request": name, "deployment": "d", **times, "first_token_ns": start + int(ttft * 1e6), "prompt_tokens": 100 * i,
             "output_tokens": 10, "ttft_ms": ttft, "e2e_ms": 5000.0, "tpot_ms": 20.0, "outcome": "completed",
             "prefill_worker": worker, "decode_worker": worker, "mode": "aggregated", "model": "llama",
             "tenant": None if i % 5 == 0 else NASTY if i == 1 else "red", "first_token_observer": "client",
@@ -68,10 +69,10 @@ def fill(store: Store, n: int = 20) -> None:
         store.append("legs", [{"leg": name, "request": name, "deployment": "d", "worker": worker, "observer": "client", "status": "completed", "source": 0, **times}])  # fmt: skip
         store.append("observations", [{"request": name, "deployment": "d", "observer": "client", "leg": name, "ttft_ms": ttft, "e2e_ms": 5000.0,
                                        "tpot_ms": 20.0, "basis": "measured", "level": "B", "definition": "sent to first chunk"}])  # fmt: skip
-        first = i * S + int(ttft * 1e6)
+        first = start + int(ttft * 1e6)
         for phase, detail, a, b in (
-            ("prefill", "prefill_exec", i * S, first),
-            ("decode", "decode_exec", first, (i + 5) * S),
+            ("prefill", "prefill_exec", start, first),
+            ("decode", "decode_exec", first, end),
         ):
             store.append("phases", [{"request": name, "phase": phase, "detail": detail, "start_ns": a, "end_ns": b, "worker": worker, "basis": "measured"}])  # fmt: skip
             store.append("phase_sums", [{"request": name, "deployment": "d", "mode": "aggregated", "counted": True, "phase": phase, "detail": detail, "duration_ns": b - a,

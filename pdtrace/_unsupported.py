@@ -153,7 +153,11 @@ def _limits(known: _Known, deployment: Deployment) -> list[str]:
         lines.append("sums over engine steps: only samples of them are there")
     elif steps and not named and not pairs:
         lines.append("which request's prompt stalled which stream: nothing here names both")
-    if "kv_wait_upper_bound" in details:
+    bounds, transfers = (
+        details.get(detail, {"count": 0})["count"]
+        for detail in ("kv_wait_upper_bound", "kv_transfer")
+    )
+    if bounds > transfers:
         lines.append(
             "how long the KV transfer itself took: only the whole wait on the decode side is known (upper bound)"
         )

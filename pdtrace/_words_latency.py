@@ -107,6 +107,8 @@ def _limit(row: Row, unit: str) -> str:
         return f"Above the limit given ({duration(row['limit_ms'])}{per})."
     if row["models"] > 1:
         return f"Against what is ordinary for their model in this run ({row['models']:,} models, each by itself)."
+    if row["limit_ms"] is None:
+        return "Too few requests to say what is ordinary in this run."
     return f"Above what is ordinary in this run ({duration(row['limit_ms'])}{per}; typical {duration(row['typical_ms'])})."
 
 

@@ -90,6 +90,11 @@ def test_fewer_than_100_values_have_a_slowest_and_no_99th_percentile() -> None:
     assert "p99 4.04 s" in slow_first_token(first(measured=358)).detail
 
 
+def test_three_requests_have_no_ordinary() -> None:
+    detail = slow_stream(stream(limit_ms=None, typical_ms=None, measured=3)).detail
+    assert detail.startswith("Too few requests to say what is ordinary in this run.")
+
+
 def test_models_that_are_judged_apart_have_no_common_limit() -> None:
     detail = slow_first_token(first(models=2, limit_ms=None, typical_ms=None)).detail
     assert "2 models, each by itself" in detail and "–" not in detail.partition("TTFT")[0]

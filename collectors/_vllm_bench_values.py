@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
-from ._common import number
+from pdtrace.model import Sink, Source
+
+from ._common import CUT_OFF, NOT_JSON, number
 
 _RENAMED = {
     "date": "bench_end_local",
@@ -43,6 +45,22 @@ def json_values(content: bytes) -> tuple[list[Any], bytes]:
         while position < len(text) and text[position].isspace():
             position += 1
     return values, b""
+
+
+def read_runs(
+    source: Source, out: Sink, read_run: Callable[[Source, Any, int, int, Sink], int]
+) -> None:
+    """Every run of a result file by (source, value, its number, its first record, out), which returns its records."""
+    out.unit("request")
+    with source.open() as stream:
+        content = stream.read()
+    first = 0
+    values, rest = json_values(content)
+    for place, value in enumerate(values):
+        first += read_run(source, value, place, first, out)
+    if rest:
+        out.read(1)
+        out.skip(first, CUT_OFF if values or content.lstrip()[:1] == b"{" else NOT_JSON)
 
 
 def run_facts(value: Mapping[str, Any]) -> Iterator[tuple[str, object]]:

@@ -16,7 +16,7 @@ import polars as pl
 
 from pdtrace.model import Head, Match, Sink, Source
 
-from ._common import CUT_OFF, NOT_AN_OBJECT, NOT_JSON
+from ._common import NOT_AN_OBJECT
 
 TITLE = "SGLang bench_serving"
 
@@ -38,18 +38,9 @@ def sniff(head: Head) -> Match | None:
 
 def read(source: Source, out: Sink) -> None:
     """Legs and streams of every run in the file (each run appends a line)."""
-    from ._vllm_bench_values import json_values  # the same shape of file
+    from ._vllm_bench_values import read_runs  # the same shape of file
 
-    out.unit("request")
-    with source.open() as stream:
-        content = stream.read()
-    first = 0
-    values, rest = json_values(content)
-    for number, value in enumerate(values):
-        first += _read_run(source, value, number, first, out)
-    if rest:
-        out.read(1)
-        out.skip(first, CUT_OFF if values or content.lstrip()[:1] == b"{" else NOT_JSON)
+    read_runs(source, out, _read_run)
 
 
 def _read_run(source: Source, value: Any, number: int, first: int, out: Sink) -> int:

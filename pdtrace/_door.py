@@ -99,8 +99,15 @@ def open_trace(
                     options, progress=report, recognised=begin, hashed=hashed, ahead=ahead
                 )
                 trace = Trace.read(paths, options)
-            with trace:
+            with contextlib.nullcontext() if _ends_with_process(trace) else trace:
                 yield trace
+
+
+def _ends_with_process(trace: Trace) -> bool:
+    """Whether nothing needs closing: all is memory, and the process ends with the command."""
+    from pdtrace import _own_process
+
+    return trace.store.path is None and _own_process.keep(trace)
 
 
 @contextlib.contextmanager

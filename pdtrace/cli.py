@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import gc
 import io
 import logging
 import os
@@ -25,6 +23,7 @@ from pdtrace import (
     _commands_run,
     _commands_runs,
     _commands_views,
+    _own_process,
 )
 from pdtrace._door import FINE, OUR_ERROR, USAGE
 from pdtrace.errors import REPORT, BadOption, PdtraceError, in_one_line, printable
@@ -99,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             stream.reconfigure(errors="replace")  # no ASCII terminal stops a report
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None and not _LASTING.intersection(words[:1]):
-        _collect_seldom()
+        _own_process.rest_from_cycles()
     debug = "--debug" in words
     if debug:
         logger = logging.getLogger("pdtrace")
@@ -107,7 +106,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         logger.setLevel(logging.DEBUG)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminated)
-    sys.exit(_run(words, debug=debug))
+    code = _run(words, debug=debug)
+    if not debug:
+        _own_process.end(code)
+    sys.exit(code)
 
 
 def _open_closed_streams() -> None:
@@ -123,16 +125,6 @@ def _open_closed_streams() -> None:
     for name, number in (("stdout", STDOUT), ("stderr", STDERR)):
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 -- it stays
-
-
-def _collect_seldom() -> None:
-    """Let the collector of reference cycles rest in a process of our own that ends soon.
-
-    Modules and SQL leave no cycles worth a search, and it went over all that they made again and again, and once more
-    at the end of the interpreter: a tenth of the CPU that a file of 512 requests takes.
-    """
-    gc.set_threshold(500_000, 10, 10)
-    atexit.register(gc.freeze)
 
 
 def _run(words: list[str], *, debug: bool) -> int:

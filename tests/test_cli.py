@@ -85,6 +85,19 @@ def test_a_closed_pipe_ends_quietly(stored: str, tmp_path: Path) -> None:
     assert (process.wait(120), error) == (0, b"")
 
 
+def test_a_process_ends_with_all_that_was_registered_and_printed(tmp_path: Path) -> None:
+    program = "import atexit; atexit.register(print, 'last'); from pdtrace.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "schema", "not_there"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, "not_there" in done.stderr) == (1, "last\n", True)
+    profile = tmp_path / "profile"  # who watches the process has a say in its end
+    watched = [sys.executable, "-m", "cProfile", "-o", str(profile), "-m", "pdtrace", "--version"]
+    subprocess.run(watched, check=True, timeout=120)
+    assert profile.stat().st_size
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "error"),
     [

@@ -1,14 +1,9 @@
-"""Queries answered ahead: views that many read are computed once, then several queries run at the same time.
-
-They need not wait for all tables: what reads none that is still being made is answered beside the making (`tasks`).
-"""
+"""Several pieces of work at the same time, each as soon as what it waits for is done; answers of queries as frames."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from threading import Condition
 from typing import Any, Generic, Protocol, TypeVar
@@ -30,7 +25,6 @@ _PLAIN: dict[str, type[pl.DataType]] = {
 }
 
 Connection = duckdb.DuckDBPyConnection
-_WORD = re.compile(r"\w+")
 Key = tuple[str, tuple[tuple[str, object], ...]]
 
 
@@ -62,18 +56,22 @@ def create(connection: Connection, query: library.Query) -> None:
         raise PdtraceError(f"schemas/{query.kind}/{query.name}.sql: {error}") from error
 
 
-def run(another: Callable[[], Hand], tasks: Mapping[str, Task[Hand]]) -> None:
-    """Run tasks, several at once, each as soon as what it waits for is done; of those that can begin, the first."""
+def run(another: Callable[[], Hand], *queues: Mapping[str, Task[Hand]]) -> None:
+    """Run tasks, several at once, each as soon as what it waits for is done; of those that can begin, the first.
+
+    Each thread takes what can begin from its own queue, and from the next one where there is nothing.
+    """
+    tasks = {name: task for queue in queues for name, task in queue.items()}
     waiting = {name: set(task.after & tasks.keys()) for name, task in tasks.items()}
     change = Condition()
     running: set[str] = set()
 
-    def following() -> str | None:
+    def following(order: Sequence[str]) -> str | None:
         """The next task, once there is one; None when nothing is left to begin."""
         with change:
             while waiting:
-                name = next((name for name, after in waiting.items() if not after), None)
-                if name is not None:
+                ready = (name for name in order if name in waiting and not waiting[name])
+                if (name := next(ready, None)) is not None:
                     del waiting[name]
                     running.add(name)
                     return name
@@ -82,8 +80,8 @@ def run(another: Callable[[], Hand], tasks: Mapping[str, Task[Hand]]) -> None:
                 change.wait()
             return None
 
-    def work(hand: Hand) -> None:
-        while (name := following()) is not None:
+    def work(hand: Hand, order: Sequence[str]) -> None:
+        while (name := following(order)) is not None:
             done = False
             try:
                 tasks[name].work(hand)
@@ -101,8 +99,13 @@ def run(another: Callable[[], Hand], tasks: Mapping[str, Task[Hand]]) -> None:
     try:
         with ThreadPoolExecutor(CONNECTIONS, "pdtrace-ahead") as pool:
             try:
-                for ended in [pool.submit(work, hand) for hand in hands]:
-                    ended.result()
+                ended = []
+                for number, hand in enumerate(hands):
+                    own = number % len(queues)
+                    order = [name for queue in (*queues[own:], *queues[:own]) for name in queue]
+                    ended.append(pool.submit(work, hand, order))
+                for one in ended:
+                    one.result()
             finally:  # after an error, or Ctrl-C, nothing more is begun
                 with change:
                     waiting.clear()
@@ -142,94 +145,3 @@ def _polars(kind: Any) -> pl.DataType:
     if kind.id == "struct":
         return pl.Struct({name: _polars(child) for name, child in kind.children})
     return _PLAIN[kind.id]()
-
-
-def _read_by(one: Key) -> frozenset[str]:
-    """The queries and tables that a question reads, also through others; it may be a statement of its own."""
-    if one[0] in library.queries():
-        return library.below(one[0])
-    named = frozenset(_WORD.findall(one[0])) & (library.queries().keys() | library.tables().keys())
-    return named.union(*map(library.below, named))
-
-
-class Queries:
-    """The views and findings of a store in memory, of which `waiting` do not exist yet.
-
-    `found`: the rows of what was asked (by key). What fails is left out: who asks for it runs it again and sees the error.
-    """
-
-    def __init__(self, waiting: set[str]) -> None:
-        self._waiting = waiting
-        self._held: set[str] = set()
-        self.found: dict[Key, pl.DataFrame] = {}
-
-    def let_go(self, connection: Connection) -> None:
-        """Drop the tables: their views wait to be made again."""
-        for name in self._held:
-            connection.execute(f"DROP TABLE IF EXISTS {name}")
-        self._waiting |= self._held
-        self._held.clear()
-
-    def tasks(
-        self,
-        connection: Connection,
-        names: Iterable[str],
-        empty: set[str],
-        asked: Mapping[Key, str],
-    ) -> dict[str, Task[Connection]]:
-        """What is left to do until these are held and what is asked is found, each as soon as what it reads is there.
-
-        Tables, not temporary ones: every connection to the store sees them. Those of `empty` have no rows.
-        """
-        for name in empty - self._held:
-            self._hold(connection, name, library.queries()[name].empty)
-        held = [name for name in names if name not in self._held]
-        left = [one for one in asked if one not in self.found]
-        read = [name for name, _ in left if self._is_read(name, left)]
-        below = frozenset().union(*map(_read_by, left))
-        tasks = self._making([*held, *read, *below]) | {
-            name: Task(library.below(name), lambda c, name=name: self._hold(c, name))  # type: ignore[misc]
-            for name in held
-        }
-        for number, one in enumerate(left):
-            tasks[f"{number} {one[0]}"] = Task(
-                _read_by(one) | {one[0]},
-                lambda c, one=one: self._answer(c, one, asked[one]),  # type: ignore[misc]
-            )
-        return tasks
-
-    def _answer(self, cursor: Connection, one: Key, sql: str) -> None:
-        query = library.queries().get(one[0])
-        if query is not None and one[0] in self._waiting:
-            sql = query.called(dict(one[1]))
-        with suppress(duckdb.Error):
-            self.found[one] = frame(cursor, sql)
-
-    def _is_read(self, name: str, asked: Iterable[Key]) -> bool:
-        """Whether the query must exist by its name; others are run without being created."""
-        return any(name in _read_by(other) for other in asked)
-
-    def _making(self, names: Iterable[str]) -> dict[str, Task[Connection]]:
-        """Tasks that create what these queries read, and themselves, where it waits."""
-        wanted = set(names)
-        wanted = wanted.union(*map(library.below, wanted)) & self._waiting - self._held
-        return {
-            name: Task(library.below(name), lambda c, name=name: self._make(c, name))  # type: ignore[misc]
-            for name in library.queries()
-            if name in wanted
-        }
-
-    def _make(self, cursor: Connection, name: str) -> None:
-        create(cursor, library.queries()[name])
-        self._waiting.discard(name)
-
-    def _hold(self, cursor: Connection, name: str, rows: str = "") -> None:
-        """A table of the view's name with its rows."""
-        table = name if name in self._waiting else f"_held_{name}"
-        rows = rows or f"AS {library.queries()[name].body}"
-        cursor.execute(f"CREATE OR REPLACE TABLE {table} {rows}")
-        if table != name:
-            cursor.execute(f"DROP VIEW {name}")
-            cursor.execute(f"ALTER TABLE {table} RENAME TO {name}")
-        self._waiting.discard(name)
-        self._held.add(name)

@@ -45,6 +45,14 @@ class Aside:
         other._changed = set(other._parts)
         return other
 
+    def follow(self, other: Aside, names: Iterable[str]) -> None:
+        """Have what the other one has of these tables by now."""
+        for table in other.names().intersection(names):
+            parts = other._parts[table]
+            if list(map(id, self._parts.get(table, ()))) != list(map(id, parts)):
+                self._parts[table] = list(parts)
+                self._changed.add(table)
+
     def names(self) -> frozenset[str]:
         """Tables that have rows here."""
         return frozenset(self._parts)

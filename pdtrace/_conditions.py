@@ -8,8 +8,9 @@ column is asked for all pieces at once.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+_WORD = re.compile(r"\w+")
 _EXISTS = re.compile(r"EXISTS \(FROM (?P<rows>\w+(?: WHERE .+)?)\)", re.DOTALL)
 
 _NAMED = re.compile(
@@ -27,32 +28,67 @@ class Conditions:
         self._known: dict[str, bool] = {}
         self._names: dict[tuple[str, str], set[object]] = {}
 
-    def hold(self, condition: str) -> bool:
-        """Whether the condition is true."""
-        return any(
-            all(self._piece(piece) for piece in _split(way, " AND "))
-            for way in _split(" ".join(condition.split()), " OR ")
+    def hold(self, condition: str, rows: Rows | None = None) -> bool:
+        """Whether the condition is true. `rows`: who is asked now, where it is somebody else."""
+        known = self.told(condition)
+        return known if known is not None else bool(_judged(condition, self._asking(rows)))
+
+    def told(self, condition: str) -> bool | None:
+        """The same as far as it is known; None where that does not decide."""
+        return _judged(condition, self._known.get)
+
+    def hold_without(self, condition: str, tables: Iterable[str]) -> bool | None:
+        """The same, and pieces over other tables than these are asked."""
+        ask = self._asking(None)
+        later = frozenset(tables)
+        return _judged(
+            condition,
+            lambda piece: self._known.get(piece) if later & named_in(piece) else ask(piece),
         )
 
-    def _piece(self, piece: str) -> bool:
-        if piece not in self._known:
-            self._known[piece] = self._told(piece)
-        return self._known[piece]
+    def _asking(self, rows: Rows | None) -> Callable[[str], bool]:
+        def piece(text: str) -> bool:
+            if text not in self._known:
+                self._known[text] = self._answer(text, rows or self._rows)
+            return self._known[text]
 
-    def _told(self, piece: str) -> bool:
+        return piece
+
+    def _answer(self, piece: str, rows: Rows) -> bool:
         found = _EXISTS.fullmatch(piece)
         if found and (named := _NAMED.fullmatch(found["rows"])):
             wanted = (named["one"] or named["some"]).replace("'", "").split(", ")
-            return not self._stand_in(named["table"], named["column"]).isdisjoint(wanted)
-        rows = self._rows(f"SELECT 1 FROM {found['rows']} LIMIT 1" if found else f"SELECT {piece}")
-        return bool(rows and rows[0][0])
+            return not self._stand_in(named["table"], named["column"], rows).isdisjoint(wanted)
+        told = rows(f"SELECT 1 FROM {found['rows']} LIMIT 1" if found else f"SELECT {piece}")
+        return bool(told and told[0][0])
 
-    def _stand_in(self, table: str, column: str) -> set[object]:
+    def _stand_in(self, table: str, column: str, rows: Rows) -> set[object]:
         """The names in a column."""
         if (table, column) not in self._names:
-            rows = self._rows(f"SELECT DISTINCT {column} FROM {table}")
-            self._names[table, column] = {name for (name,) in rows}
+            found = rows(f"SELECT DISTINCT {column} FROM {table}")
+            self._names[table, column] = {name for (name,) in found}
         return self._names[table, column]
+
+
+def named_in(text: str) -> frozenset[str]:
+    """The words of a condition, names of tables among them."""
+    return frozenset(_WORD.findall(text))
+
+
+def _judged(condition: str, piece: Callable[[str], bool | None]) -> bool | None:
+    """A condition by what its pieces are; None where those that are unknown decide."""
+    unknown = False
+    for way in _split(" ".join(condition.split()), " OR "):
+        holds: bool | None = True
+        for part in _split(way, " AND "):
+            if (found := piece(part)) is False:
+                holds = False
+                break
+            holds = holds and found
+        if holds:
+            return True
+        unknown |= holds is None
+    return None if unknown else False
 
 
 def _split(text: str, word: str) -> list[str]:

@@ -82,12 +82,9 @@ def diagnose(
     `heard`: which findings, by id, the verdict may rest on; all of them unless told otherwise.
     """
     policy = goodput.as_policy(slo)
-    goodput.give(store, policy)
-    conditions = store.conditions()
-    asked = _finding_queries(policy, conditions, library.queries())
-    ask = [*asked.items(), *((name, {}) for name in _ASKED)]
-    held = [*_held(ask), *(goodput.READ_BY_MANY if policy else ())]
-    with store.computed_once(*held, ask=ask, conditions=conditions, statements=_STATEMENTS):
+    names, ask, conditions, statements = ahead(store, frozenset(), policy)
+    asked = {name: given for name, given in ask if name not in _ASKED}
+    with store.computed_once(*names, ask=ask, conditions=conditions, statements=statements):
         if policy:
             goodput.judge_streams(store)
         return _diagnose(store, policy, asked, heard)
@@ -95,42 +92,21 @@ def diagnose(
 
 def ahead(
     store: Store,
-    later: frozenset[str],
     making: frozenset[str],
     slo: Slo | SloPolicy | None = None,
     also: Sequence[Asked] = (),
 ) -> Questions:
-    """What diagnose() of the same limits will hold and ask that reads no table of `later`, and what is asked `also`.
+    """What diagnose() of the same limits will hold and ask, and what is asked `also`.
 
     Of tables that are `making` it is not known yet whether they will have rows: conditions over them stay open.
     """
     policy = goodput.as_policy(slo)
     goodput.give(store, policy)
     conditions = store.conditions()
-    sure = [
-        name
-        for name in library.queries()
-        if not library.below(name) & later and not _conditions_of(name) & making
-    ]
-    asked = _finding_queries(policy, conditions, sure)
-    ask: list[Asked] = [*asked.items(), *((name, {}) for name in _ASKED if name in sure)]
-    ask += [one for one in also if one[0] in sure]
-    unmade = {
-        query.when: (later | making) & set(_WORD.findall(query.when))
-        for query in library.queries().values()
-        if query.kind == "findings"
-    }
-    unsure = [when for when, tables in unmade.items() if tables and tables <= making]
-    unsure.sort(
-        key=lambda when: not unmade[when] <= later
-    )  # what the partition makes is there first
-    return Questions([name for name in _held(ask) if name in sure], ask, conditions, unsure)
-
-
-def _conditions_of(name: str) -> frozenset[str]:
-    """The words in the conditions of a query and of all that it reads."""
-    read = library.queries().keys() & {name, *library.below(name)}
-    return frozenset().union(*(_WORD.findall(library.queries()[one].when) for one in read))
+    asked = _finding_queries(policy, conditions, making)
+    ask = [*asked.items(), *((name, {}) for name in _ASKED), *also]
+    held = [*_held(ask), *(goodput.READ_BY_MANY if policy else ())]
+    return Questions(held, ask, conditions, _STATEMENTS)
 
 
 def _held(ask: Iterable[Asked]) -> list[str]:
@@ -285,16 +261,17 @@ def _windows(store: Store, problems: list[str]) -> dict[tuple[str | None, str], 
 
 
 def _finding_queries(
-    policy: SloPolicy | None, conditions: Conditions, names: Iterable[str]
+    policy: SloPolicy | None, conditions: Conditions, making: frozenset[str]
 ) -> dict[str, dict[str, object]]:
-    """The findings of these names that can have rows, with those of their parameters that the user's limits set."""
+    """The findings that can have rows, with those of their parameters that the user's limits set."""
     slo = policy.single() if policy else Slo()
     limits = {f"slo_{key}": value for key, value in slo.limits().items()}
     return {
         query.name: {p.name: limits[p.name] for p in query.params if p.name in limits}
-        for query in map(library.queries().__getitem__, names)
+        for query in library.queries().values()
         # Planning one whose condition (`when:` of its header) does not hold is not worth it.
-        if query.kind == "findings" and (not query.when or conditions.hold(query.when))
+        if query.kind == "findings"
+        and (not query.when or conditions.hold_without(query.when, making) is not False)
     }
 
 

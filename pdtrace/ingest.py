@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from pdtrace.methods import Method
     from pdtrace.store import Questions
 
-    # What will be asked that reads none of the first tables, though some of the second are not made yet either.
-    Ahead = Callable[[Store, frozenset[str], frozenset[str]], Questions]
+    Ahead = Callable[
+        [Store, frozenset[str]], Questions
+    ]  # what will be asked; these tables are not made yet
 
 STAGES = (
     "pdtrace.library:queries", "pdtrace.interpret", "pdtrace.zones", "pdtrace.twins", "pdtrace.identity", "pdtrace.clocks", "pdtrace.phases",
@@ -106,18 +107,14 @@ def cut_to_window(store: Store, options: Options) -> None:
 
     _cut(store, options)
     store.install()
-    beside, behind = _by_what_they_read(methods.METHODS.values(), phases.MAKES)
     cutting = Task[Store](
         frozenset(),
         lambda _: _attempt(store, "cutting requests into phases", phases.partition),
     )
     making = _by_table(phases.MAKES, cutting)
-    for method in beside:
+    for method in methods.METHODS.values():
         making |= _by_table(method.makes, Task(_read_by(method), partial(_run, method=method)))
-    later = phases.MAKES.union(*(method.makes for method in behind))
-    store.make(making, options.ahead and options.ahead(store, later, frozenset(making)))
-    for method in behind:
-        _run(store, method)
+    store.make(making, options.ahead and options.ahead(store, frozenset(making)))
 
 
 def _by_table(tables: Iterable[str], task: Task[Store]) -> dict[str, Task[Store]]:
@@ -125,19 +122,6 @@ def _by_table(tables: Iterable[str], task: Task[Store]) -> dict[str, Task[Store]
     first, *others = sorted(tables)
     done = Task[Store](frozenset({first}), lambda _: None)
     return {first: task, **dict.fromkeys(others, done)}
-
-
-def _by_what_they_read(
-    chosen: Iterable[Method], partition: frozenset[str]
-) -> tuple[list[Method], list[Method]]:
-    """(methods in any order, beside the partition; methods that read what it or another one makes)."""
-    beside: list[Method] = []
-    behind: list[Method] = []
-    made = set(partition)
-    for method in chosen:
-        (behind if made & _read_by(method) else beside).append(method)
-        made.update(method.makes)
-    return beside, behind
 
 
 def _read_by(method: Method) -> frozenset[str]:

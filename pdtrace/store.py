@@ -20,6 +20,7 @@ from pdtrace import _aside as aside
 from pdtrace._batches import POLARS
 from pdtrace._conditions import Conditions
 from pdtrace._lookup import places
+from pdtrace._questions import Queries, may_be_empty
 from pdtrace._tables import FEW_ROWS, ROW_GROUP, Tables
 from pdtrace.errors import PdtraceError, UnknownQuery, UnreadableInput
 
@@ -33,12 +34,12 @@ Asked = tuple[str, Mapping[str, object]]  # a query and its parameters
 
 
 class Questions(NamedTuple):
-    """What will be asked: views to hold, queries to answer, and conditions."""
+    """What will be asked: views to hold, queries and statements to answer, and the conditions of the tables."""
 
     names: list[str]
     ask: list[Asked]
     conditions: Conditions
-    unsure: list[str]  # conditions over tables that are still being made, asked in this order
+    statements: Sequence[str] = ()
 
 
 class Store(Tables):
@@ -53,7 +54,7 @@ class Store(Tables):
         super().__init__(path, read_only=read_only, scratch=scratch)
         self._answers: dict[_ahead.Key, pl.DataFrame] = {}
         # What was held and answered beside the making of tables.
-        self._begun: _ahead.Queries | None = None
+        self._begun: Queries | None = None
         self._conditions: Conditions | None = None  # asked with it
         self._waiting: set[str] = set()  # queries that are created when somebody names them
         self._making = RLock()  # views are made by one thread at a time
@@ -279,15 +280,15 @@ class Store(Tables):
         DuckDB finds before views, inside other views and macros too.
         """
         ask = list(ask)
-        empty = self._empty(names, ask, conditions or self.conditions())
+        conditions = conditions or self.conditions()
         if self.path is None:
-            asked = self._asked(ask) | {_ahead.key(text, {}): text for text in statements}
-            queries = self._begun or _ahead.Queries(self._waiting)
+            asked = self._asked(ask, statements)
+            queries = self._begun or Queries(self._waiting, conditions)
             self._begun, self._conditions = None, None
             try:
                 # Two statements at a time: one that hands parts to the other's thread gains nothing and writes rows twice.
                 with self._in_one_thread(self._is_small()):
-                    tasks = queries.tasks(self.connection, names, empty, asked)
+                    tasks = queries.tasks(self.connection, names, asked)
                     _ahead.run(self._hand, {name: _here(task) for name, task in tasks.items()})
                     self._answers.update(queries.found)
                     yield
@@ -296,6 +297,7 @@ class Store(Tables):
                 for one in asked:
                     self._answers.pop(one, None)
             return
+        empty = self._empty(names, ask, conditions)
         self._make(set(names) - empty)
         tables = [*empty, *(name for name in names if name not in empty)]
         for name in tables:
@@ -314,46 +316,47 @@ class Store(Tables):
     ) -> None:
         """Run what makes tables, each piece by the name of its table and with a store of its thread.
 
-        Views and questions as computed_once() takes them, which read nothing else that is still to be made, are held
-        and answered beside it; computed_once() goes on from there. In a file they are left to it.
+        Views and questions as computed_once() takes them are held and answered beside it, each as soon as what it
+        reads is there; computed_once() goes on from there. In a file they are left to it.
         """
         tasks: dict[str, _ahead.Task[Store]] = {}
         small = self.path is None and self._is_small()
         if questions and self.path is None:
-            names, ask, conditions, unsure = questions
-            empty = self._empty(names, ask, conditions)
-            self._begun, self._conditions = _ahead.Queries(self._waiting), conditions
-            begun = self._begun.tasks(self.connection, names, empty, self._asked(ask))
-            tasks |= {name: _tried(_here(task)) for name, task in begun.items()}
-            # On this store's connection: one behind the other, and behind the first piece, which may write there.
-            before = next(iter(making))
-            for number, text in enumerate(unsure):
-                after = making.keys() & {before, *_WORD.findall(text)} | {before}
-                before = f"condition {number}"
-                tasks[before] = _tried(_holding(conditions, text, after))
-        first, *others = making
-        tasks = {first: making[first]} | tasks | {name: making[name] for name in others}
+            names, ask, conditions, statements = questions
+            self._begun, self._conditions = Queries(self._waiting, conditions), conditions
+            asked = self._asked(ask, statements)
+            begun = self._begun.tasks(self.connection, names, asked, making)
+            tasks = {name: _tried(_here(task)) for name, task in begun.items()}
         with self._in_one_thread(small):
-            _ahead.run(self.beside, tasks)
+            # One thread makes tables, the other one asks: numpy holds the interpreter, DuckDB does not.
+            _ahead.run(
+                self.beside,
+                {name: self._with_what_is_made(task) for name, task in making.items()},
+                {name: self._with_what_is_made(task) for name, task in tasks.items()},
+            )
 
-    def _asked(self, ask: Iterable[Asked]) -> dict[_ahead.Key, str]:
-        return {_ahead.key(name, given): self._from(name, given) for name, given in ask}
+    def _with_what_is_made(self, task: _ahead.Task[Store]) -> _ahead.Task[Store]:
+        """The same with the rows that were kept aside since the thread began."""
+
+        def work(mine: Store) -> None:
+            mine._aside.follow(self._aside, task.after)
+            task.work(mine)
+
+        return _ahead.Task(task.after, work)
+
+    def _asked(self, ask: Iterable[Asked], statements: Iterable[str] = ()) -> dict[_ahead.Key, str]:
+        asked = {_ahead.key(name, given): self._from(name, given) for name, given in ask}
+        return asked | {_ahead.key(text, {}): text for text in statements}
 
     def _empty(self, held: Iterable[str], ask: Iterable[Asked], conditions: Conditions) -> set[str]:
-        """The views below these whose condition (`when:` of their header) does not hold: they have no rows.
-
-        In memory only those that are `held` or not there yet: what stands in for them is let go with the block.
-        """
+        """The views below these whose condition (`when:` of their header) does not hold: they have no rows."""
         known = library.queries()
         read = {*held, *(name for name, _ in ask)}
-        names = read.union(*map(library.below, read))
-        free = {*held, *(self._waiting if self.path is None else known)}
         return {
             name
-            for name in free.intersection(names, known)
+            for name in known.keys() & read.union(*map(library.below, read))
             if (query := known[name]).when
-            and not query.params
-            and query.kind == "views"
+            and may_be_empty(query)
             and not conditions.hold(query.when)
         }
 
@@ -424,11 +427,6 @@ def _here(task: _ahead.Task[duckdb.DuckDBPyConnection]) -> _ahead.Task[_Thread]:
         task.work(mine.connection)
 
     return _ahead.Task(task.after, work)
-
-
-def _holding(conditions: Conditions, text: str, after: Iterable[str]) -> _ahead.Task[Store]:
-    """Asks a condition, which is known from then on."""
-    return _ahead.Task(frozenset(after), lambda _: conditions.hold(text))
 
 
 def _tried(task: _ahead.Task[Store]) -> _ahead.Task[Store]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pdtrace import _ahead, ingest
+from pdtrace import _ahead, _aside, ingest, library
 from pdtrace._ahead import Task
 from pdtrace.diagnose import ahead, diagnose
 from pdtrace.store import Questions, Store
@@ -70,7 +71,7 @@ def test_a_question_waits_for_the_table_that_it_reads(store: Store) -> None:
     def workers(mine: Store) -> None:
         mine.append("workers", [{"worker": "pid:1", "deployment": "d", "name": "n"}])
 
-    questions = Questions([], [("worker_labels", {})], store.conditions(), [])
+    questions = Questions([], [("worker_labels", {})], store.conditions())
     store.make({"workers": Task(NOTHING, workers)}, questions)
     with store.computed_once(ask=[("worker_labels", {})]):
         assert store.query("worker_labels")["worker"].to_list() == ["pid:1"]
@@ -82,23 +83,52 @@ def test_a_question_that_fails_beside_is_asked_again(store: Store) -> None:
     def spoil(mine: Store) -> None:
         mine.connection.execute("ALTER TABLE workers RENAME TO elsewhere")
 
-    questions = Questions([], [("worker_labels", {})], store.conditions(), [])
+    questions = Questions([], [("worker_labels", {})], store.conditions())
     store.make({"workers": Task(NOTHING, spoil)}, questions)
     store.connection.execute("ALTER TABLE elsewhere RENAME TO workers")
     with store.computed_once(ask=[("worker_labels", {})]):
         assert store.query("worker_labels").is_empty()
 
 
-def test_a_condition_over_a_table_that_is_made_is_asked_once_it_is_there(store: Store) -> None:
-    def phases(mine: Store) -> None:
-        mine.append("phase_sums", [{"request": "r", "phase": "router"}])
+@pytest.mark.parametrize(("phase", "asked"), [("router", True), ("queue", False)])
+def test_a_finding_is_asked_where_its_condition_holds_once_the_table_is_there(
+    store: Store, phase: str, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        _aside, "LEAST_ROWS", 1
+    )  # what is kept aside by one thread is there for the other, too
 
-    condition = "EXISTS (FROM phase_sums WHERE phase = 'router')"
+    def phases(_: Store) -> None:
+        store.append("phase_sums", [{"request": "r", "phase": phase}])
+
     known = store.conditions()
-    store.make({"phase_sums": Task(NOTHING, phases)}, Questions([], [], known, [condition]))
-    store.clear("phase_sums")
-    assert known.hold(condition)  # as it was then
-    assert not store.holds("EXISTS (FROM phase_sums)")
+    questions = Questions([], [("router_queue", {})], known)
+    store.make({"phase_sums": Task(NOTHING, phases)}, questions)
+    condition = library.queries()["router_queue"].when
+    assert known.told(condition) is asked
+    assert [name for name, _ in store._begun.found] == ["router_queue"] * asked  # type: ignore[union-attr]
+    waits = {"router_queue", "request_values", "phase_by_request"} & store._waiting
+    assert (
+        waits == {"router_queue"}
+    ) is asked  # what only this finding reads is not made for nothing
+
+
+def test_each_thread_takes_from_its_own_queue_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_ahead, "CONNECTIONS", 2)
+    done: dict[str, list[str]] = {"a": [], "b": []}
+    met = threading.Barrier(2, timeout=60)
+
+    def queue(own: str) -> dict[str, Task[Hand]]:
+        def work(_: Hand) -> None:
+            done[own].append(threading.current_thread().name)
+            met.wait()  # the other one is at its own, too
+
+        return {f"{own}{n}": Task(NOTHING, work) for n in range(3)}
+
+    _ahead.run(Hand, queue("a"), queue("b"))
+    threads = [set(names) for names in done.values()]
+    assert [len(names) for names in threads] == [1, 1]
+    assert threads[0] != threads[1]
 
 
 def test_what_is_asked_beside_is_what_a_diagnosis_says(store: Store) -> None:
@@ -130,7 +160,9 @@ def test_what_is_asked_beside_is_what_a_diagnosis_says(store: Store) -> None:
 
     ingest.cut_to_window(store, ingest.Options(ahead=what))  # type: ignore[arg-type]
     assert {"request_values", "latency_by_observer", "long_output", "time_series"} <= set(asked)
-    assert not {"phase_summary", "engine_queue", "changes"} & set(asked)
+    assert {"phase_summary", "engine_queue", "finding_windows"} <= set(asked)
+    assert store._begun is not None
+    assert {name for name, _ in store._begun.found} > {"phase_summary", "time_series"}
     assert diagnose(store).to_dict() == expected
     assert (
         store.query("time_series", bins=4)

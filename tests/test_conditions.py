@@ -55,6 +55,28 @@ def test_a_piece_is_asked_once_and_only_when_it_decides() -> None:
     assert statements == [f"SELECT 1 FROM {rows} LIMIT 1" for rows in ("t", "t WHERE n = 1", "u")]
 
 
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [
+        ("EXISTS (FROM t)", True),
+        ("EXISTS (FROM u)", None),
+        ("EXISTS (FROM u) OR EXISTS (FROM t)", True),
+        ("EXISTS (FROM u) AND EXISTS (FROM t)", None),
+        ("EXISTS (FROM u) AND EXISTS (FROM t WHERE n = 2)", False),
+        ("EXISTS (FROM t WHERE n = 2) OR EXISTS (FROM u)", None),
+    ],
+)
+def test_a_condition_without_a_table_holds_where_the_others_decide(
+    condition: str, holds: bool | None
+) -> None:
+    conditions, statements = asked("t", "u")
+    assert conditions.hold_without(condition, {"u"}) is holds
+    assert conditions.told(condition) is holds
+    assert not any("FROM u" in statement for statement in statements)
+    conditions.hold("EXISTS (FROM u)")
+    assert conditions.hold_without(condition, {"u"}) is conditions.told(condition) is not None
+
+
 def test_every_piece_of_a_header_is_a_condition_by_itself() -> None:
     asked_of: list[str] = []
     conditions = Conditions(lambda statement: asked_of.append(statement) or [])  # type: ignore[func-returns-value]

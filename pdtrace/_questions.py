@@ -75,7 +75,11 @@ class Queries:
         return tasks
 
     def _unsure(
-        self, connection: Connection, names: Collection[str], held: set[str], making: Collection[str]
+        self,
+        connection: Connection,
+        names: Collection[str],
+        held: set[str],
+        making: Collection[str],
     ) -> dict[str, str]:
         """Of these queries, those whose condition is not known yet, and the condition. Empty views are held."""
         unsure: dict[str, str] = {}

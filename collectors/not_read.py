@@ -13,25 +13,29 @@ import re
 from pdtrace.errors import UnknownFormat
 from pdtrace.model import Head, Match, Sink, Source
 
-TITLE = "Recognised, not read yet (logs of Mooncake, LMCache, NIXL; GuideLLM; totals of benchmarks)"
+TITLE = "Recognised, not read yet (logs of Mooncake, LMCache, NIXL; totals of benchmarks)"
 
 AT_MOST = "dialect"  # the strength of every match: not asked of a file that a reader knows exactly
 _METRICS = "its /metrics and its OTLP spans are read"
 _TOTALS = "totals over requests: the file with the single requests is read instead, where a collector knows it"
 _NAMED: tuple[tuple[str, str, re.Pattern[bytes]], ...] = (
     ("SGLang router log", "its /metrics and its OTLP spans are read", re.compile(
-        rb"\b(?:INFO|DEBUG|WARN|ERROR)\s*(?:\x1b\[[0-9;]*m)*\s*(?:sglang_router(?:_rs)?|smg|sgl_model_gateway|model_gateway)::")),
+        rb"\b(?:INFO|DEBUG|WARN|ERROR)\s*(?:\x1b\[[0-9;]*m)*\s*(?:http_request\{[^\n]{0,2000}?\}: )?(?:sglang_router(?:_rs)?|smg|sgl_model_gateway|model_gateway)::")),
     ("vLLM router log (Rust)", "its OTLP spans are read: --enable-trace", re.compile(rb"\bvllm_router(?:_rs)?::\w+")),
     ("Ray Serve log", "its engines' own lines, /metrics and traces are read", re.compile(
         rb"\((?:ProxyActor|ServeController) pid=\d|-- (?:CALL|GET|POST) \S+ (?:OK|ERROR|\d{3}) [\d.]+ms", re.MULTILINE)),
-    ("trtllm-bench report", _TOTALS, re.compile(rb'"request_throughput_req_s"|"system_output_throughput_tok_s"')),
+    ("trtllm-bench report", "totals over requests: run with --request_json for the single requests", re.compile(
+        rb'"request_info"[\s\S]{0,2000}?"request_throughput_req_s"')),
+    ("trtllm-bench's printed report", "totals over requests: run with --request_json for the single requests", re.compile(
+        rb"^= (?:PERFORMANCE OVERVIEW|WORLD \+ RUNTIME INFORMATION)", re.MULTILINE)),
     ("llm-d inference simulator log", _METRICS, re.compile(
         rb'^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ (?:simulator|vllm-sim|server|helpers)\.go:\d+\] "(?:Configuration:|Server starting|vLLM simulator)', re.MULTILINE)),
     ("Mooncake log", "its transfers name no request", re.compile(
         rb"\[Metrics\] Transfer Engine Stats|^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ (?:transfer_engine|master_service|rdma_|tcp_transport|client_service)\w*\.cpp:\d+\]", re.MULTILINE)),
     ("LMCache log", "inside a vLLM log its lookups, loads and stores are read", re.compile(
         rb"\] LMCache (?:DEBUG|INFO|WARNING|ERROR) ?:|^(?:DEBUG|INFO|WARNING|ERROR) LMCache: ", re.MULTILINE)),
-    ("GuideLLM report", "its server's traces or logs are read", re.compile(rb'"guidellm_version"|"type_?"\s*:\s*"generative_benchmark"')),
+    ("GuideLLM's table of benchmarks", "totals: benchmarks.json of the same run has the single requests", re.compile(
+        rb"\A(?:\xef\xbb\xbf)?Run Info,|Benchmarks (?:Metadata|Info|Stats):")),
     ("inference-perf summary", _TOTALS, re.compile(rb'\A\s*\{\s*"load_summary"\s*:|"successes"\s*:\s*\{\s*"count"[\s\S]{0,400}?"request_latency"\s*:\s*\{')),
     ("llmperf summary", _TOTALS, re.compile(rb'"results_ttft_s_(?:mean|quantiles_p25)"')),
     ("GenAI-Perf or AIPerf table of totals", _TOTALS, re.compile(rb"\A\xef?\xbb?\xbf?Metric,(?:Unit,)?(?:avg|Avg)\b")),
@@ -54,11 +58,12 @@ _WORDS: dict[str, tuple[bytes, ...]] = {
     "SGLang router log": (b"sglang_router", b"smg::", b"model_gateway::"),
     "vLLM router log (Rust)": (b"vllm_router",),
     "Ray Serve log": (b"Actor pid=", b"Controller pid=", b"-- CALL ", b"-- GET ", b"-- POST "),
-    "trtllm-bench report": (b"throughput_",),
+    "trtllm-bench report": (b"request_throughput_req_s",),
+    "trtllm-bench's printed report": (b"PERFORMANCE OVERVIEW", b"RUNTIME INFORMATION"),
+    "GuideLLM's table of benchmarks": (b"Run Info,", b"Benchmarks "),
     "llm-d inference simulator log": (b".go:",),
     "Mooncake log": (b"Transfer Engine Stats", b".cpp:"),
     "LMCache log": (b"LMCache",),
-    "GuideLLM report": (b"guidellm_version", b"generative_benchmark"),
     "inference-perf summary": (b'"load_summary"', b'"successes"'),
     "OpenTelemetry Collector's debug output": (b"ResourceSpans #",),
 }

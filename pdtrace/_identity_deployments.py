@@ -102,7 +102,11 @@ def _one_writer(legs: pl.DataFrame, group: Ints) -> pl.DataFrame:
 
 
 def _files(frame: pl.DataFrame, mine: Ints, joined: Ints) -> Ints:
-    """Requests that no serving component saw: with the rest of their file if that is in one place, else apart."""
+    """Requests that no serving component saw: with the rest of their file if that is in one place, else apart.
+
+    Runs that a load generator wrote into one file are clients of their own (`file:` names): kept apart,
+    so that the latencies of two loads are never one figure.
+    """
     rows = frame.with_columns(pl.Series("mine", mine), pl.Series("n", np.arange(frame.height)))
     served = rows.filter((pl.col("obs") > CLIENT) & pl.col("worker").is_not_null())["mine"].unique()
     lost = ~rows["mine"].is_in(served.implode())
@@ -117,7 +121,8 @@ def _files(frame: pl.DataFrame, mine: Ints, joined: Ints) -> Ints:
         .select("source", home="mine")
     )
     alone = rows.filter(lost).join(home, on="source", how="left")
-    own = pl.col("mine").min().over("source")
+    run = pl.when(pl.col("worker").str.starts_with("file:")).then("worker")
+    own = pl.col("mine").min().over("source", run)
     placed = alone.with_columns(pl.coalesce("home", own).alias("home"))
     result = mine.copy()
     # A request of several such legs (two client files of one run) keeps together.

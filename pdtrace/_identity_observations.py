@@ -321,6 +321,9 @@ def _pair(rows: pl.DataFrame) -> pl.DataFrame:
     ).select(rows.columns)
 
 
+FINE_NS = 1_000_000  # stamps no coarser than this tell one token from the next
+
+
 def _span_ms(first: str) -> pl.Expr:
     return (pl.coalesce("last_token_ns", "end_ns") - pl.col(first)) / 1e6
 
@@ -348,5 +351,10 @@ def timed(seen: pl.DataFrame, requests: pl.DataFrame) -> pl.DataFrame:
             pl.when(~in_one).then("tpot_ms").alias("tpot_ms"),  # its own is that of all tokens
         )
     by_durations = pl.col("e2e") - pl.col("ttft")
-    spread = pl.when(~pl.col("composite")).then(pl.coalesce(_span_ms("first"), by_durations))
+    # Several tokens at one instant of a fine clock came in one chunk: nobody knows their pace.
+    fine = pl.col("resolution_ns").fill_null(1) <= FINE_NS
+    at_once = (fine & (pl.col("last_token_ns") == pl.col("first"))).fill_null(value=False)
+    spread = pl.when(~pl.col("composite") & ~at_once).then(
+        pl.coalesce(_span_ms("first"), by_durations)
+    )
     return seen.with_columns(pl.coalesce("tpot_ms", spread / _after_first()).alias("tpot"))

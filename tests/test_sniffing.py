@@ -14,9 +14,9 @@ from pdtrace.model import Head, Match
 NAMED = (
     b" INFO sglang_router::x", b" DEBUG smg::a", b" INFO sgl_model_gateway::", b" WARN model_gateway::x", b"vllm_router_rs::a",
     b"(ProxyActor pid=1", b"(ServeController pid=1", b"-- CALL x OK 1.0ms", b"-- GET /x 200 1.0ms", b"-- POST /x ERROR 1.0ms",
-    b'"request_throughput_req_s"', b'"system_output_throughput_tok_s"', b'I0101 00:00:00.000000 1 simulator.go:1] "Configuration:',
+    b'"request_info": {}, "request_throughput_req_s"', b"= PERFORMANCE OVERVIEW", b"= WORLD + RUNTIME INFORMATION", b'I0101 00:00:00.000000 1 simulator.go:1] "Configuration:',
     b"[Metrics] Transfer Engine Stats", b"I0101 00:00:00.000000 1 transfer_engine.cpp:1]", b"] LMCache INFO:", b"INFO LMCache: ",
-    b'"guidellm_version"', b'"type_": "generative_benchmark"', b'{"load_summary":',
+    b"Run Info,Run Info,Benchmark", b"Benchmarks Stats:", b'{"load_summary":',
     b'"successes": {"count": 1, "request_latency": {', b"ResourceSpans #0 Span #1\n Trace ID",
 )  # fmt: skip
 

@@ -53,9 +53,10 @@ JOIN engine AS c ON c.request = p.request
 {_between("p", "c")} AND coalesce(p.resolution_ns, 1) <= 1000000
 ORDER BY ALL
 """
-# A request of P and D under one outer record: neither works before it begins, P is done when its first
-# token is seen, D when it ends. Wider than hops, so only what lies clear of its own width counts.
-# A record that ends with the headers, or looks at no token, says nothing of D's end: its stream lasts less than D's.
+# The engines of a request under one outer record: none works before it begins, P is done when its first
+# token is seen, D (or the one that does both) when it ends. Wider than hops, so only what lies clear of its own width
+# counts. A record that ends with the headers says nothing of the engine's end: its stream, or the whole of it, is shorter
+# than theirs then, on whatever clock. A lone engine below a client: see _CLIENTS.
 _HALVES = f"""
 WITH {_FINE},
 outermost AS (
@@ -73,23 +74,55 @@ told AS (
   WHERE f.observer = 'engine' AND f.status = 'completed'
 ),
 half AS (
+  -- one record of each part at each worker: spans and a file of requests may both tell it, as of two workers even
   FROM told
-  WINDOW of_request AS (PARTITION BY request)
-  QUALIFY count(*) FILTER (role = 'prefill') OVER of_request = 1
-    AND count(*) FILTER (role = 'decode') OVER of_request = 1
-    AND count(*) OVER of_request = 2
-    AND min(worker) OVER of_request <> max(worker) OVER of_request
+  QUALIFY row_number() OVER (PARTITION BY request, role, worker ORDER BY span_id IS NULL, start_ns, leg) = 1
+    AND min(role) OVER (PARTITION BY request, worker) = max(role) OVER (PARTITION BY request, worker)
+),
+lasted AS (
+  SELECT request, role, bool_or(bootstrap_room IS NOT NULL) AS room,
+    max(CASE WHEN role = 'prefill' THEN coalesce(first_token_ns, end_ns) ELSE coalesce(last_token_ns, end_ns) END
+      - start_ns) AS parts
+  FROM half
+  GROUP BY ALL
+),
+whole AS (
+  -- how long an outer record lasts at least that holds all: one part after the other, or at once where they meet in a room
+  SELECT request, CASE WHEN bool_or(room) THEN max(parts) ELSE sum(parts) END AS lasting
+  FROM lasted
+  GROUP BY ALL
 )
 SELECT o.deployment, o.worker AS a, h.worker AS b, o.start_ns AS sent,
   CASE WHEN h.role = 'prefill' THEN coalesce(o.first_token_ns, o.end_ns)
-    WHEN 2 * (o.end_ns - o.first_token_ns) >= coalesce(h.last_token_ns, h.end_ns) - h.first_token_ns THEN o.end_ns END AS back,
+    WHEN 2 * (o.end_ns - o.first_token_ns) >= coalesce(h.last_token_ns, h.end_ns) - h.first_token_ns
+      OR bool_and(o.end_ns - o.start_ns >= lasting) OVER (PARTITION BY o.worker, h.worker, h.role) THEN o.end_ns
+  END AS back,
   h.start_ns AS received,
   CASE WHEN h.role = 'prefill' THEN coalesce(h.first_token_ns, h.end_ns)
     ELSE coalesce(h.last_token_ns, h.end_ns) END AS answered,
   coalesce(greatest(o.resolution_ns, h.resolution_ns), 1) AS resolution
 FROM outermost AS o
 JOIN half AS h ON h.request = o.request
-{_between("o", "h")}
+JOIN whole ON whole.request = o.request
+{_between("o", "h")} AND (o.observer <> 'client' OR h.role IN ('prefill', 'decode'))
+ORDER BY ALL
+"""
+# Gateway, router and front end of one request, each inside the one before: an end inside counts where no record of the
+# inner one lasts longer than the outer one's.
+_LAYERS = f"""
+WITH {_FINE},
+layer AS (
+  SELECT *, dense_rank() OVER (PARTITION BY request ORDER BY list_position({list(OBSERVERS)}, observer)) AS depth FROM fine
+  WHERE observer NOT IN ('client', 'engine') AND status = 'completed'
+  QUALIFY row_number() OVER (PARTITION BY request, observer, worker ORDER BY start_ns, leg) = 1
+)
+SELECT o.deployment, o.worker AS a, i.worker AS b, o.start_ns AS sent,
+  CASE WHEN bool_and(o.end_ns - o.start_ns >= i.end_ns - i.start_ns) OVER (PARTITION BY o.worker, i.worker)
+    THEN o.end_ns END AS back,
+  i.start_ns AS received, i.end_ns AS answered, coalesce(greatest(o.resolution_ns, i.resolution_ns), 1) AS resolution
+FROM layer AS i
+JOIN layer AS o ON o.request = i.request AND o.depth = i.depth - 1
+{_between("o", "i")}
 ORDER BY ALL
 """
 # The two workers of a request that meet in a room: KV leaves P when the prompt is computed, and has arrived when D's
@@ -100,7 +133,7 @@ side AS (
   FROM fine
   WHERE observer = 'engine' AND bootstrap_room IS NOT NULL AND status = 'completed'
     AND role IN ('prefill', 'decode')
-  QUALIFY count(*) OVER (PARTITION BY request, role) = 1
+  QUALIFY row_number() OVER (PARTITION BY request, role, worker ORDER BY span_id IS NULL, start_ns, leg) = 1
 ),
 told AS (
   SELECT leg, min(start_ns) FILTER (detail = 'kv_transfer') AS leaves_ns,
@@ -172,8 +205,13 @@ def recorded(store: Store) -> pl.DataFrame:
 
 
 def halves(store: Store) -> pl.DataFrame:
-    """Messages between the outermost record of P/D requests and their engines."""
+    """Messages between engines and the record right above them."""
     return store.sql(_HALVES)
+
+
+def layers(store: Store) -> pl.DataFrame:
+    """Messages between gateways, routers and front ends of the same requests."""
+    return store.sql(_LAYERS)
 
 
 def rooms(store: Store) -> pl.DataFrame:

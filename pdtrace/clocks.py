@@ -10,6 +10,7 @@ import numpy.typing as npt
 import polars as pl
 
 from pdtrace import _clock_messages as messages
+from pdtrace._clock_tree import Link, span
 from pdtrace._clock_windows import LEAST_PAIRS, Offsets, offsets
 from pdtrace.model import OBSERVERS
 from pdtrace.store import Store
@@ -66,30 +67,32 @@ class _ToAlign(NamedTuple):
     """What legs there are to align by: scans that end here spare joins that find nothing."""
 
     hops: bool  # from worker to worker, on record
-    halves: bool  # of P/D requests below another observer's record
+    halves: bool  # engines below another observer's record
     clients: bool  # on the wall clock, beside a server
     domains: bool  # instants on other clocks
     rooms: bool  # P and D of a request that meet in a room
+    layers: bool  # several observers above the engines
 
 
 def _to_align(store: Store) -> _ToAlign:
-    hops, outside, rooms, domains = store.rows(
+    hops, outside, rooms, layers, domains = store.rows(
         """SELECT bool_or(container), bool_or(observer <> 'engine'), bool_or(bootstrap_room IS NOT NULL),
+                  count(DISTINCT observer) FILTER (observer NOT IN ('client', 'engine') AND container IS NOT TRUE) > 1,
                   bool_or(clock <> 'wall' AND clock_start_ns IS NOT NULL AND request IS NOT NULL) FROM legs"""
     )[0]
     if not outside:
         return _ToAlign(
-            bool(hops), halves=False, clients=False, domains=bool(domains), rooms=bool(rooms)
-        )
+            bool(hops), halves=False, clients=False, domains=bool(domains), rooms=bool(rooms), layers=False,
+        )  # fmt: skip
     halves, clients = store.rows(
         """WITH placed AS (
              SELECT observer, output_tokens, role, worker FROM legs
              WHERE start_ns IS NOT NULL AND request IS NOT NULL AND coalesce(clock, 'wall') = 'wall')
-           SELECT bool_or(observer <> 'engine') AND bool_or(observer = 'engine' AND (
+           SELECT bool_or(observer NOT IN ('client', 'engine')) OR bool_or(observer = 'engine' AND (
                     output_tokens = 1 OR role = 'prefill' OR worker IN (SELECT worker FROM workers WHERE role = 'prefill'))),
                   bool_or(observer = 'client') AND bool_or(observer <> 'client') FROM placed"""
     )[0]
-    return _ToAlign(*map(bool, (hops, halves, clients, domains, rooms)))
+    return _ToAlign(*map(bool, (hops, halves, clients, domains, rooms, layers)))
 
 
 def _domains(store: Store) -> list[dict[str, object]]:
@@ -196,59 +199,55 @@ def _hosts(store: Store, has: _ToAlign) -> list[dict[str, object]]:
     paired = hops.height < LEAST_PAIRS
     if paired:
         hops = messages.halves(store) if has.halves else none
-    found: list[dict[str, object]] = []
-    windows = [store.sql("FROM clock_windows")]
-    for part, wide in ((hops, paired), (messages.clients(store) if has.clients else none, True)):
-        rows, moving = _between(part, wide=wide)
-        found += rows
-        windows += moving
-    if has.rooms:
-        # A decode worker that nothing above it bounds is bounded by a prefill worker that it works with.
-        asked = messages.rooms(store).filter(~pl.col("b").is_in([str(r["domain"]) for r in found]))
-        rows, moving = _between(_with_steadiest(asked, found), wide=True)
-        found += rows
-        windows += moving
-    if len(windows) > 1:
-        _shift(store, pl.concat(windows[1:]))
-        store.replace("clock_windows", pl.concat(windows))
-    return found
+    links = _between(hops, wide=paired)
+    if has.layers:
+        links += _between(messages.layers(store), wide=True)
+    if has.clients:
+        links += _between(messages.clients(store), wide=True)
+    rooms = _between(messages.rooms(store), wide=True) if has.rooms else []
+    way = span([one for one in links + rooms if one.row["offset_ns"] is not None])
+    by_room = {frozenset((one.domain, one.reference)) for one in rooms}
+    told = [one for one in links if one.told]
+    told += [one for one in way if one.told and frozenset((one.domain, one.reference)) in by_room]
+    moving = [one for one in way if one.windows is not None]
+    if moving:
+        _shift(store, way)
+        known = store.sql("FROM clock_windows")
+        store.replace(
+            "clock_windows",
+            pl.concat([known, *(w for one in told if (w := one.windows) is not None)]),
+        )
+    return [one.row for one in told]
 
 
-def _with_steadiest(asked: pl.DataFrame, found: list[dict[str, object]]) -> pl.DataFrame:
-    """The messages of each worker with one other: one that was not moved itself, then the one it talks to most."""
-    if asked.is_empty():
-        return asked
-    moved = [str(row["domain"]) for row in found if row["method"] == SHIFTED]
-    pairs = (
-        asked.group_by("deployment", "a", "b")
-        .len()
-        .sort(pl.col("a").is_in(moved), pl.col("len"), "a", descending=[False, True, False])
-    )
-    best = pairs.unique(["deployment", "b"], keep="first", maintain_order=True)
-    return asked.join(best, on=["deployment", "a", "b"], how="semi", nulls_equal=True)
-
-
-def _between(
-    hops: pl.DataFrame, *, wide: bool
-) -> tuple[list[dict[str, object]], list[pl.DataFrame]]:
-    """Rows of clocks and of clock_windows from messages; `wide` ones count only where they lie clear of none."""
-    found: list[dict[str, object]] = []
-    windows: list[pl.DataFrame] = []
+def _between(hops: pl.DataFrame, *, wide: bool) -> list[Link]:
+    """What messages tell of pairs of clocks; `wide` ones tell of an offset only where they lie clear of none."""
+    links: list[Link] = []
     if hops.height < LEAST_PAIRS:
-        return found, windows
+        return links
     for key, part in hops.group_by(["deployment", "a", "b"], maintain_order=True):
         if part.height < LEAST_PAIRS:
             continue
         deployment, a, b = (None if k is None else str(k) for k in key)
         bounds, moving = hop_bounds(part)
         alone = "ends_alone" in part.columns and bool(part["ends_alone"].any())
-        if wide and not _clear(moving, TIGHT if alone else 1):
-            continue
+        told = not wide or _clear(moving, TIGHT if alone else 1)
         name: dict[str, object] = {"deployment": deployment, "domain": b, "reference": a}
-        found.append({**name, **bounds, "pairs": part.height})
-        if moving is not None:
-            windows.append(_windows(name, moving))
-    return found, windows
+        windows = _windows(name, moving) if told and moving is not None else None
+        row = {**name, **bounds, "pairs": part.height}
+        half = bounds["half_width_ns"]
+        links.append(
+            Link(
+                str(b),
+                str(a),
+                half if isinstance(half, int) else 0,
+                part.height,
+                row,
+                windows,
+                told,
+            )
+        )
+    return links
 
 
 def _clear(found: Offsets | None, times: int) -> bool:
@@ -329,21 +328,19 @@ def _windows(row: dict[str, object], found: Offsets) -> pl.DataFrame:
     )
 
 
-def _shift(store: Store, windows: pl.DataFrame) -> None:
+def _shift(store: Store, way: list[Link]) -> None:
     """Move what the skewed workers stamped onto the clock of the outermost worker before them.
 
     Link after link of the chain router -> engine, the innermost first: each takes off the offset of
     the stretch and the drift inside it.
     """
-    pairs = windows.group_by("domain", "reference").len().sort("domain", "len", "reference")
-    before = dict(pairs.select("domain", "reference").iter_rows())
-    for worker in before:
-        domain, seen = worker, set[str]()
-        while domain in before and domain not in seen:
-            seen.add(domain)
-            link = (pl.col("domain") == domain) & (pl.col("reference") == before[domain])
-            _move(store, worker, windows.filter(link))
-            domain = before[domain]
+    before = {one.domain: one for one in way}
+    for worker in sorted(before):
+        link: Link | None = before[worker]
+        while link is not None:
+            if link.windows is not None:
+                _move(store, worker, link.windows)
+            link = before.get(link.reference)
 
 
 def _move(store: Store, worker: str, link: pl.DataFrame) -> None:

@@ -126,7 +126,8 @@ JOIN layer AS o ON o.request = i.request AND o.depth = i.depth - 1
 ORDER BY ALL
 """
 # The two workers of a request that meet in a room: KV leaves P when the prompt is computed, and has arrived when D's
-# wait for it ends; P hears of D's room for it after D gave that.
+# wait for it ends; P hears of D's room for it after D gave that. Records with less of it say as much of the whole: D's KV
+# has arrived after P began, and P is done after D began.
 _ROOMS = f"""
 WITH {_FINE},
 side AS (
@@ -137,20 +138,22 @@ side AS (
 ),
 told AS (
   SELECT leg, min(start_ns) FILTER (detail = 'kv_transfer') AS leaves_ns,
+    max(end_ns) FILTER (detail = 'kv_transfer') AS sent_ns,
     max(end_ns) FILTER (detail = 'kv_wait_upper_bound') AS arrived_ns,
     max(end_ns) FILTER (detail = 'kv_space_wait') AS room_ns
   FROM intervals SEMI JOIN side USING (leg)
   WHERE start_ns IS NOT NULL AND coalesce(clock, 'wall') = 'wall' AND coalesce(resolution_ns, 1) <= 1000000
   GROUP BY leg
 )
-SELECT p.deployment, p.worker AS a, d.worker AS b, tp.leaves_ns AS sent, tp.room_ns AS back,
-  td.arrived_ns AS received, td.room_ns AS answered,
+SELECT p.deployment, p.worker AS a, d.worker AS b, coalesce(tp.leaves_ns, p.start_ns) AS sent,
+  coalesce(tp.room_ns, tp.sent_ns, p.end_ns) AS back,
+  td.arrived_ns AS received, coalesce(td.room_ns, d.start_ns) AS answered,
   coalesce(greatest(p.resolution_ns, d.resolution_ns), 1) AS resolution
 FROM side AS p
 JOIN side AS d ON d.request = p.request AND d.bootstrap_room = p.bootstrap_room AND d.role = 'decode'
-JOIN told AS tp ON tp.leg = p.leg
+LEFT JOIN told AS tp ON tp.leg = p.leg
 JOIN told AS td ON td.leg = d.leg
-{_between("p", "d")} AND p.role = 'prefill' AND tp.leaves_ns IS NOT NULL AND td.arrived_ns IS NOT NULL
+{_between("p", "d")} AND p.role = 'prefill' AND td.arrived_ns IS NOT NULL
 ORDER BY ALL
 """
 # A client's own record and the outermost one of a server, of the same request. The client's clock is the one

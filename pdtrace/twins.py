@@ -13,11 +13,14 @@ from pdtrace.semconv import SPAN_REQUEST
 from pdtrace.store import Store
 
 _SLACK_NS = 50_000_000  # the API server's clock and the engine's are one host's
+_MOST = 0.9
 
 # The same name but for the random digits that an engine may put behind it, one inside the other, as long. The outer
 # record may be that of a worker around the engine, which has a name of the request of its own beside the caller's
 # (Dynamo); where it counts no tokens, no other engine or worker may fit. A record that is no span is one of many
 # observers' (a request trace): it goes where a front end tells the request too, and else stays.
+# An engine's own id that is the one that travels (SGLang's rid) names the same work where tokens agree, and nearly all
+# that the inner one shares with others is one other's: the same id at two workers is a retry or a hedge.
 _PAIRS = f"""
 CREATE OR REPLACE TEMP TABLE leg_twins AS
 WITH told AS (
@@ -26,18 +29,23 @@ WITH told AS (
   FROM legs l LEFT JOIN spans s ON s.trace_id = l.trace_id AND s.span_id = l.span_id
   WHERE l.external_id IS NOT NULL AND l.container IS NOT TRUE AND l.start_ns IS NOT NULL AND l.end_ns IS NOT NULL
 ), inside AS (
-  SELECT *, unnest(list_distinct([request_id, regexp_replace(request_id, '-[0-9a-f]{{8}}$', '')])) AS name
-  FROM told WHERE inner_record AND observer = 'engine' AND request_id <> external_id
+  SELECT *, request_id = external_id AS plain,
+    unnest(list_distinct([request_id, regexp_replace(request_id, '-[0-9a-f]{{8}}$', '')])) AS name
+  FROM told WHERE inner_record AND observer = 'engine'
 ), pairs AS (
   SELECT o.leg AS outer_leg, o.worker AS outer_worker, i.leg AS inner_leg, i.worker AS inner_worker,
          abs(i.start_ns - o.start_ns) AS away_ns, o.spanned, o.start_ns, o.end_ns, o.external_id, o.request_id,
-         o.prompt_tokens IS NOT NULL AND o.output_tokens IS NOT NULL AS counted
+         o.prompt_tokens IS NOT NULL AND o.output_tokens IS NOT NULL AS counted, i.plain
   FROM told o JOIN inside i ON i.name = o.request_id
   WHERE NOT o.inner_record AND o.observer = 'engine' AND i.external_id IN (o.external_id, o.request_id)
     AND i.start_ns >= o.start_ns - {_SLACK_NS} AND i.end_ns <= o.end_ns + {_SLACK_NS}
     AND i.prompt_tokens = coalesce(o.prompt_tokens, i.prompt_tokens)
     AND i.output_tokens = coalesce(o.output_tokens, i.output_tokens)
     AND (o.role IS NULL OR i.role IS NULL OR o.role = i.role OR 'aggregated' IN (o.role, i.role))
+    AND (NOT i.plain OR (o.request_id = i.request_id AND o.prompt_tokens = i.prompt_tokens AND o.output_tokens = i.output_tokens))
+), steady AS (
+  SELECT outer_worker, inner_worker FROM pairs WHERE plain GROUP BY outer_worker, inner_worker
+  QUALIFY count(*) >= {_MOST} * sum(count(*)) OVER (PARTITION BY inner_worker)
 ), fronts AS (
   SELECT outer_leg FROM pairs p JOIN told f USING (external_id)
   WHERE f.observer = 'frontend' AND f.start_ns <= p.end_ns AND f.end_ns >= p.start_ns
@@ -45,9 +53,10 @@ WITH told AS (
   SELECT outer_leg FROM pairs p JOIN told f USING (request_id)
   WHERE f.observer = 'frontend' AND f.start_ns <= p.end_ns AND f.end_ns >= p.start_ns
 )
-SELECT outer_leg, inner_leg, fronts.outer_leg IS NOT NULL AS fronted
+SELECT outer_leg, inner_leg, fronts.outer_leg IS NOT NULL AS fronted, plain
 FROM pairs LEFT JOIN fronts USING (outer_leg)
-WHERE spanned OR fronts.outer_leg IS NOT NULL
+WHERE (spanned OR fronts.outer_leg IS NOT NULL)
+  AND (NOT plain OR (outer_worker, inner_worker) IN (FROM steady))
 QUALIFY row_number() OVER (PARTITION BY outer_leg ORDER BY away_ns, inner_leg) = 1
   AND (counted OR (
     min(inner_worker) OVER (PARTITION BY outer_leg) = max(inner_worker) OVER (PARTITION BY outer_leg)
@@ -143,11 +152,12 @@ def _unite_legs(store: Store) -> None:
     store.execute(_PAIRS)
     if store.count("leg_twins"):
         _unite_workers(store)
-        outer = "leg IN (SELECT outer_leg FROM leg_twins)"
-        fronted = "leg IN (SELECT outer_leg FROM leg_twins WHERE fronted)"
+        _keep_own(store)
+        outer = "leg IN (SELECT outer_leg FROM leg_twins WHERE NOT plain)"
+        fronted = "leg IN (SELECT outer_leg FROM leg_twins WHERE fronted AND NOT plain)"
         store.execute(f"DELETE FROM intervals WHERE {outer}")
         store.execute(
-            """UPDATE reported SET leg = t.inner_leg FROM leg_twins t WHERE reported.leg = t.outer_leg"""
+            """UPDATE reported SET leg = t.inner_leg FROM leg_twins t WHERE reported.leg = t.outer_leg AND NOT t.plain"""
         )
         store.execute(f"DELETE FROM legs WHERE {fronted}")
         store.execute(
@@ -155,6 +165,32 @@ def _unite_legs(store: Store) -> None:
                 WHERE {outer}"""
         )
     store.execute("DROP TABLE leg_twins")
+
+
+def _keep_own(store: Store) -> None:
+    """Of the same engine's two records under one id its own stays, with parents, rooms and phases; it gets what it lacks."""
+    if not store.scalar("SELECT count(*) FROM leg_twins WHERE plain"):
+        return
+    told = "SELECT t.inner_leg FROM leg_twins t JOIN {0} o ON o.leg = t.outer_leg WHERE t.plain"
+    for table in ("streams", "intervals", "transfers"):
+        store.execute(f"DELETE FROM {table} WHERE leg IN ({told.format(table)})")
+    for table in ("streams", "intervals", "transfers", "reported"):
+        store.execute(
+            f"UPDATE {table} SET leg = t.outer_leg FROM leg_twins t WHERE {table}.leg = t.inner_leg AND t.plain"
+        )
+    lacking = (
+        "first_token_ns",
+        "last_token_ns",
+        "cached_tokens",
+        "model",
+        "finish_reason",
+        "bootstrap_room",
+    )
+    sets = ", ".join(f"{c} = coalesce(legs.{c}, i.{c})" for c in lacking)
+    store.execute(
+        f"UPDATE legs SET {sets} FROM leg_twins t JOIN legs i ON i.leg = t.inner_leg WHERE legs.leg = t.outer_leg AND t.plain"
+    )
+    store.execute("DELETE FROM legs WHERE leg IN (SELECT inner_leg FROM leg_twins WHERE plain)")
 
 
 def _unite_logged(store: Store) -> None:

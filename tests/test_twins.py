@@ -276,3 +276,53 @@ def test_a_real_worker_of_dynamo_with_a_recorded_vllm_inside() -> None:
     assert store.sql("SELECT sum(prefill_tokens), sum(decode_tokens) FROM steps").rows() == [(5232, 315)]  # fmt: skip
     details = set(store.sql("SELECT DISTINCT detail FROM phases WHERE basis = 'measured'")["detail"])  # fmt: skip
     assert {"prefill_queue", "prefill_exec", "decode_wall"} <= details
+
+
+def legs_of(store: Store, name: str, span: str, rows: list[dict[str, Any]]) -> None:
+    """Legs, each made of a span of that name, at the worker instance:NAME."""
+    legs = [{"leg": f"{name}{n}", "worker": row.pop("worker", f"instance:{name}"), "observer": "engine", "clock": "wall",
+             "status": "completed", "trace_id": f"{name}{n}", "span_id": "1", **row} for n, row in enumerate(rows)]  # fmt: skip
+    store.append("legs", legs)
+    store.append("spans", [{"trace_id": x["trace_id"], "span_id": "1", "name": span, "start_ns": x["start_ns"]} for x in legs])  # fmt: skip
+    known = {r[0] for r in store.rows("SELECT worker FROM workers")}
+    store.append("workers", [{"worker": w} for w in sorted({x["worker"] for x in legs} - known)])
+
+
+def sides(start: int, end: int, output: int = 9) -> list[dict[str, Any]]:
+    """Three P/D decode legs under SGLang's own ids, which also travel: nothing else names them."""
+    return [
+        {"request_id": f"rid{n}", "external_id": f"rid{n}", "bootstrap_room": f"{n}", "role": "decode", "prompt_tokens": 100,
+         "output_tokens": output, "start_ns": EPOCH + (n * 1_000 + start) * MS, "end_ns": EPOCH + (n * 1_000 + end) * MS}
+        for n in range(3)
+    ]  # fmt: skip
+
+
+def test_an_engine_whose_own_id_travels_is_recorded_twice_and_counts_once() -> None:
+    """SGLang's spans stay, with their room and phases; the plugin's token times go to them."""
+    store = Store()
+    legs_of(store, "own", "decode Req rid", sides(0, 500))
+    legs_of(store, "plugin", "pdtrace.request", sides(2, 498))
+    store.append("intervals", [{"leg": f"{w}1", "detail": "decode_queue", "start_ns": EPOCH, "end_ns": EPOCH + MS} for w in ("own", "plugin")])  # fmt: skip
+    store.append("streams", [{"leg": f"plugin{n}", "first_ns": EPOCH + n * 1_000 * MS, "gaps_us": [8_000]} for n in range(3)])  # fmt: skip
+    twins.unite(store)
+    assert store.rows("SELECT leg, observer, bootstrap_room FROM legs ORDER BY 1") == [
+        ("own0", "engine", "0"), ("own1", "engine", "1"), ("own2", "engine", "2"),
+    ]  # fmt: skip
+    assert store.rows("SELECT leg FROM intervals") == [("own1",)]
+    assert store.rows("SELECT leg FROM streams ORDER BY 1") == [("own0",), ("own1",), ("own2",)]
+    assert store.rows("SELECT count(*) FROM workers") == [(1,)]
+
+
+@pytest.mark.parametrize("other", ["tokens", "workers"])
+def test_the_same_id_at_different_work_stays_two_records(other: str) -> None:
+    """Other token counts; or a hedge: one id at two workers, of which the recorded one shares ids with several."""
+    store = Store()
+    told = sides(2, 498, output=8 if other == "tokens" else 9)
+    own = sides(0, 500)
+    if other == "workers":
+        for n, row in enumerate(own):
+            row["worker"] = f"instance:w{n}"
+    legs_of(store, "own", "decode Req rid", own)
+    legs_of(store, "plugin", "pdtrace.request", told)
+    twins.unite(store)
+    assert store.rows("SELECT count(*) FROM legs") == [(6,)]

@@ -8,13 +8,13 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
 from pdtrace.model import Sink, Source
+from pdtrace.records import dataclass
 
 READ_BYTES = 4 << 20
 MAX_LINE_BYTES = 64 << 20  # a longer line is no record of any format known here

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from pdtrace.records import dataclass
 
 from ._common import integer, loads, number, rfc3339_to_ns
 from ._llmd_names import ADDRESS, POD

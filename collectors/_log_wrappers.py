@@ -11,10 +11,12 @@ four may be nested.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import orjson
 import polars as pl
+
+from pdtrace.records import dataclass
 
 LEVELS = ("TRACE", "DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL", "I", "W", "E")
 SAMPLE_LINES = 500  # looked at to tell the wrappers of a file

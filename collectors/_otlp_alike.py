@@ -9,11 +9,12 @@ parser.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
 import pyarrow as pa
+
+from pdtrace.records import dataclass
 
 from ._otlp_bytes import Block
 from ._otlp_pattern import Pattern, Place, pattern_of

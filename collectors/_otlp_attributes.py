@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
+
+from pdtrace.records import dataclass
 
 from ._compute import pc
 from ._otlp_content import LONG_BYTES, is_content_key, redact, without_content

@@ -15,10 +15,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from zlib import crc32
+
+from pdtrace.records import dataclass
 
 if TYPE_CHECKING:
     import pyarrow as pa

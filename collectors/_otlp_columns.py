@@ -7,12 +7,14 @@ text). One code flattens them all: the same spans give the same rows whatever wr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
+
+from pdtrace.records import dataclass
 
 from ._compute import pc
 from ._otlp_attributes import Lifted, json_objects, optional, ragged, typed_columns, withhold

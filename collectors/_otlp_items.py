@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pyarrow as pa
+
+from pdtrace.records import dataclass
 
 from ._compute import pc
 from ._otlp_attributes import Lifted, Ragged, optional, ragged

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import IO
 
@@ -13,6 +12,8 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.json as pj
+
+from pdtrace.records import dataclass
 
 from ._otlp_attributes import ALIKE, LIFTED
 

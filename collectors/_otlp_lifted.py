@@ -9,12 +9,13 @@ it (blanks, arrays, two values) stays where it is, for the parser.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import orjson
 import pyarrow as pa
+
+from pdtrace.records import dataclass
 
 from ._otlp_attributes import BOOL, DOUBLE, INT, LIFTED, LIFTED_FROM, OTHER, STRING, Lifted
 from ._otlp_bytes import QUOTE, Block, booleans

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import IO
 
 import pyarrow as pa
+
+from pdtrace.records import dataclass
 
 from . import _otlp_json as otlp_json
 from ._otlp_alike import Patterns

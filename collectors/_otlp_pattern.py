@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import orjson
+
+from pdtrace.records import dataclass
 
 from ._otlp_attributes import BOOL, DOUBLE, INT, OTHER, STRING
 

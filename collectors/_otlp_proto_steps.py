@@ -9,9 +9,11 @@ accounted for, so that a field that opentelemetry-proto does not know cannot be 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
+
+from pdtrace.records import dataclass
 
 from ._otlp_attributes import BOOL, DOUBLE, INT, OTHER, STRING
 from ._otlp_bytes import Block

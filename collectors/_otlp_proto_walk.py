@@ -8,10 +8,12 @@ resources and scopes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from threading import Lock
 
 import numpy as np
+
+from pdtrace.records import dataclass
 
 from ._otlp_proto_steps import Step, Values, Wire, step_of
 from ._otlp_wire import varint

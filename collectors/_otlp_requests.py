@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import orjson
+
+from pdtrace.records import dataclass
 
 from . import _otlp_views as views
 from ._common import CUT_OFF, LONELY, NOT_AN_OBJECT, NOT_JSON, loads

@@ -7,10 +7,11 @@ most lines are the same then, and each is parsed once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+
+from pdtrace.records import dataclass
 
 from ._otlp_alike import Matches, Patterns, matches
 from ._otlp_alike_columns import columns

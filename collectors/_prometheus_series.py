@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import polars as pl
+
+from pdtrace.records import dataclass
 
 SAMPLE_COLUMNS = (
     "record",

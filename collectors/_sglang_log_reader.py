@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import polars as pl
 
 from pdtrace.model import Sink, Source
+from pdtrace.records import dataclass
 
 from . import _sglang_log_events as alarms
 from . import _sglang_log_requests as requests

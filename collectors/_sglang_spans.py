@@ -7,9 +7,9 @@ contain nothing, and no time is taken from nesting.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import polars as pl
+
+from pdtrace.records import dataclass
 
 _ROOT = r"^(.*?) ?Req \S{1,8}$"  # "prefill Req 1a2b3c4d", " Req 1a2b3c4d" (one server), "Req 1a2b3c4d" (0.5.3)
 _HEALTH = "HEALTH_CHECK"  # SGLang asks itself under such ids

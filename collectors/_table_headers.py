@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
+
+from pdtrace.records import dataclass
 
 # Unit words of headers and cells -> the unit; durations only.
 DURATION_UNITS = {

@@ -7,12 +7,13 @@ import csv
 import io
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import polars as pl
 import pyarrow as pa
 
 from pdtrace.model import Head, Sink, Source
+from pdtrace.records import dataclass
 
 from ._table_headers import is_request_table
 from ._table_json import BATCH_ROWS, json_batches, json_names, parquet_batches

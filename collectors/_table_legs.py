@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import polars as pl
+
+from pdtrace.records import dataclass
 
 from ._table_blocks import prefix_blocks
 from ._table_columns import typed_columns

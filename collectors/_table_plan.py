@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import polars as pl
 
 from pdtrace.model import Sink
+from pdtrace.records import dataclass
 
 from ._table_headers import (
     DURATIONS,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import polars as pl
+
+from pdtrace.records import dataclass
 
 from ._table_headers import DURATION_UNITS, UNIT_MS
 

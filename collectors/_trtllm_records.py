@@ -9,9 +9,10 @@ router's clock, unless that measurement failed. What was never reached is None, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+
+from pdtrace.records import dataclass
 
 from ._common import integer, number, seconds_to_ns
 

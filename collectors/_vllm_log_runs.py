@@ -7,11 +7,12 @@ count steps back. EngineCore and Worker processes belong to the run in which the
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import polars as pl
 
 from pdtrace.model import Sink, Source
+from pdtrace.records import dataclass
 
 from ._log_wrappers import POD
 from ._vllm_log_config import is_banner, read_line

@@ -11,13 +11,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime, timedelta
 from pathlib import PurePosixPath
 
 import polars as pl
 
 from pdtrace.model import Source
+from pdtrace.records import dataclass
 
 SECOND_NS = 1_000_000_000
 CARRIER_RESOLUTION_NS = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from threading import Condition
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -13,6 +12,7 @@ import polars as pl
 
 from pdtrace import library
 from pdtrace.errors import PdtraceError
+from pdtrace.records import dataclass
 
 CONNECTIONS = 2  # DuckDB shares its threads among them; a query over 100,000 rows keeps one busy
 

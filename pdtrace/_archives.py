@@ -10,12 +10,12 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, cast
 
 from pdtrace._streams import BOMB_BYTES, BOMB_RATIO, DAMAGED, MAX_BYTES, CarefulReader, Cut, words
+from pdtrace.records import dataclass
 
 MAX_MEMBERS = 100_000  # of one archive
 MAX_DEPTH = 3  # archives inside archives

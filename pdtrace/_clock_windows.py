@@ -9,10 +9,10 @@ a clock stepped or that messages were paired wrongly: the stretch is marked, not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+
+from pdtrace.records import dataclass
 
 WINDOW_NS = 60 * 10**9
 LEAST_PAIRS = 5  # messages each way; fewer say nothing of a stretch

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Literal
 
 from pdtrace.methods.two_samples import Difference
+from pdtrace.records import dataclass
 
 SCHEMA = "pdtrace.comparison/1"
 Status = Literal["same", "different", "unknown"]

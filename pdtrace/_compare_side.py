@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from pdtrace import coverage
 from pdtrace.methods.statistics import Floats
 from pdtrace.methods.two_samples import Sample
+from pdtrace.records import dataclass
 
 if TYPE_CHECKING:
     import polars as pl

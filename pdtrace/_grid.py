@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
 
 from pdtrace._paper import Plain, put
+from pdtrace.records import dataclass
 
 if TYPE_CHECKING:
     from rich.console import Console

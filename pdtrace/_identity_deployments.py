@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -16,6 +15,7 @@ from pdtrace._identity_edges import untimed_servers
 from pdtrace._identity_legs import CLIENT, ENGINE, weak
 from pdtrace._worker_names import folder, plain, rename
 from pdtrace.model import DATED_FROM_NS
+from pdtrace.records import dataclass
 from pdtrace.store import Store
 
 _LEVELS = 3  # folders that are climbed to find the deployment of a file without requests

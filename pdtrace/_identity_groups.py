@@ -6,8 +6,6 @@ Different ids below it are several: prompts of one batched call, or the calls of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -15,6 +13,7 @@ import polars as pl
 from pdtrace._graph import Ints, climb, components
 from pdtrace._identity_edges import EDGE, STREAM_NS, no_edges
 from pdtrace._identity_legs import CLIENT, ENGINE
+from pdtrace.records import dataclass
 
 Flags = npt.NDArray[np.bool_]
 _SECOND = 10**9

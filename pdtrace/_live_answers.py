@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from pdtrace import __version__, _live_state, _report_parts, library, numbers, pictures
@@ -14,6 +14,7 @@ from pdtrace.errors import PdtraceError
 from pdtrace.explain import explain
 from pdtrace.model import Finding, SloPolicy
 from pdtrace.phrases import shorten, worker_names
+from pdtrace.records import dataclass
 from pdtrace.selection import Filter, Selection, Selections, Stop
 from pdtrace.store import Store
 

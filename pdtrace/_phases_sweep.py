@@ -6,11 +6,13 @@ within a rank the interval that started first keeps the time, between ranks the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pdtrace.records import dataclass
 
 Ints: TypeAlias = NDArray[np.int64]
 

@@ -6,11 +6,11 @@ The tables named in these conditions (`_chosen`, `_legs`, `_place`, `_wanted`) a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from pdtrace import _selection_tables as cuts
 from pdtrace.model import SloPolicy
+from pdtrace.records import dataclass
 
 State = Literal["met", "missed", "open"]  # open: cannot be told, or no class of limits takes it
 

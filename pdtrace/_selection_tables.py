@@ -7,10 +7,10 @@ was read (interference, links, clocks, changes) stays what it is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from pdtrace import library
+from pdtrace.records import dataclass
 
 Kind = Literal["request", "leg", "edge", "tied", "worker", "member", "totals", "deployment"]
 

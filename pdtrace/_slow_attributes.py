@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
 import numpy as np
@@ -11,6 +10,7 @@ import polars as pl
 
 from pdtrace.methods.contrast import Levels, by_band, by_value
 from pdtrace.methods.statistics import Floats
+from pdtrace.records import dataclass
 
 _FEW = 6  # numbers of so few different values are told value by value
 _SHARES = (0.25, 0.5, 0.75, 0.95)  # where bands of numbers begin, as shares of the requests

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from pdtrace.methods.replay import Load
 from pdtrace.methods.statistics import Floats, trimmed_least_squares
 from pdtrace.methods.step_cost import Prefills, Streams
+from pdtrace.records import dataclass
 
 if TYPE_CHECKING:
     import polars as pl

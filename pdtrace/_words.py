@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pdtrace.numbers import duration, share
+from pdtrace.records import dataclass
 
 Row = Mapping[str, Any]
 

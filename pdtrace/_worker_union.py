@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import polars as pl
 
 from pdtrace._worker_names import plain, rename
 from pdtrace.model import ALIAS_KINDS
+from pdtrace.records import dataclass
 from pdtrace.store import Store
 from pdtrace.workers import merged_rows
 

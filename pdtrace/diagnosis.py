@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from pdtrace.model import DATED_FROM_NS, Finding
 from pdtrace.options import Check
+from pdtrace.records import dataclass
 
 SCHEMA = "pdtrace.diagnosis/1"
 

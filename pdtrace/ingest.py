@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from pdtrace.counting import count_records, nothing_kept
 from pdtrace.errors import PROBLEM, REPORT, PdtraceError, UnknownFormat, in_one_line, reraise_stop
 from pdtrace.inputs import Input, expand
 from pdtrace.reading import Progress, nothing_recognised, read_all, write_sources
+from pdtrace.records import dataclass
 from pdtrace.store import Store
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from glob import glob, has_magic
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
@@ -16,6 +16,7 @@ from pdtrace import _archives as archives
 from pdtrace._streams import DAMAGED, decompressed, read_up_to, words
 from pdtrace.errors import UnreadableInput
 from pdtrace.model import Head
+from pdtrace.records import dataclass
 
 HEAD_BYTES = 64 << 10
 STDIN = "-"

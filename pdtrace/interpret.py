@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 import polars as pl
 
 from pdtrace import _span_batches, decisions, episodes, model, registry, spans
 from pdtrace.errors import PROBLEM, REPORT, in_one_line, reraise_stop
+from pdtrace.records import dataclass
 from pdtrace.sink import RowSink
 from pdtrace.store import Store
 

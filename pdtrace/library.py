@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
 from typing import Literal
+
+from pdtrace.records import dataclass
 
 _TABLE = re.compile(r"CREATE TABLE (\w+) \((.*?)^\);", re.DOTALL | re.MULTILINE)
 _COLUMN = re.compile(r"^\s+(\w+)\s+(.+?),?\s+-- (.*)$")

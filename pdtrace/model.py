@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+from pdtrace.records import dataclass
 
 if TYPE_CHECKING:  # the types only: this module must stay importable without them
     import polars as pl

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import IO, Any
 
 import orjson
@@ -19,6 +19,7 @@ from pdtrace.model import ROLES
 from pdtrace.options import duration_ms, parse_instant
 from pdtrace.outputs import writing
 from pdtrace.phrases import worker_names
+from pdtrace.records import dataclass
 from pdtrace.store import Store
 
 LIMIT = 20_000  # requests; some 300,000 events, which a browser still scrolls

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
@@ -16,6 +16,7 @@ import polars as pl
 
 from pdtrace import library
 from pdtrace.errors import REPORT, UnknownQuery, in_one_line, reraise_stop
+from pdtrace.records import dataclass
 
 if TYPE_CHECKING:
     from types import ModuleType

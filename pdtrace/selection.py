@@ -15,7 +15,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Self
 
 import duckdb
@@ -27,6 +27,7 @@ from pdtrace._conditions import Conditions
 from pdtrace._selection_filter import Band, Filter, State, left_of, of_deployment
 from pdtrace._tables import FEW_BYTES
 from pdtrace.errors import PdtraceError
+from pdtrace.records import dataclass
 from pdtrace.store import Asked, Store
 
 __all__ = ["Band", "Filter", "Selection", "Selections", "State", "Stop", "Superseded"]

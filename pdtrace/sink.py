@@ -6,7 +6,7 @@ import hashlib
 import io
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -16,6 +16,7 @@ import pyarrow as pa
 from pdtrace import library, model, spans
 from pdtrace._streams import CarefulReader, words
 from pdtrace.inputs import Input
+from pdtrace.records import dataclass
 from pdtrace.store import Store
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -11,6 +10,7 @@ import polars as pl
 from pdtrace import _slow_attributes, _slow_predicate, goodput
 from pdtrace.methods import contrast
 from pdtrace.model import SloPolicy
+from pdtrace.records import dataclass
 from pdtrace.store import Store
 
 SCHEMA = "pdtrace.slow/1"

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
-from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -23,6 +22,7 @@ from pdtrace._lookup import places
 from pdtrace._questions import Queries, may_be_empty
 from pdtrace._tables import FEW_ROWS, ROW_GROUP, Tables
 from pdtrace.errors import PdtraceError, UnknownQuery, UnreadableInput
+from pdtrace.records import dataclass
 
 _WORD = re.compile(r"\w+")
 _WRITTEN = re.compile(

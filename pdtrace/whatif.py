@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from pdtrace.methods import step_cost, step_cost_steps
 from pdtrace.methods.replay import Cost, Noise, Plan, replay
 from pdtrace.methods.step_cost import Fitted
 from pdtrace.model import Slo, SloPolicy
+from pdtrace.records import dataclass
 from pdtrace.store import Store
 
 MOST_ERROR = 0.10  # of the self-check at the median, above which nothing is answered

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import polars as pl
 
 from pdtrace._graph import components
 from pdtrace._worker_names import folder, rename
 from pdtrace.model import ALIAS_KINDS, GLOBAL_ALIAS_KINDS
+from pdtrace.records import dataclass
 from pdtrace.store import Store
 
 NEAR_NS = 120 * 10**9  # windows this close may be one process

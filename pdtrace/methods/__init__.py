@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import polars as pl
@@ -27,6 +26,7 @@ from pdtrace.methods import (
     transfer_requests,
     transfer_waits,
 )
+from pdtrace.records import dataclass
 
 
 class Tables(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +21,7 @@ from pdtrace.methods._change_levels import (
     row_of,
 )
 from pdtrace.methods.statistics import Floats, ranks
+from pdtrace.records import dataclass
 
 BACKLOG = 10  # a slow stretch lasts this many of its waits at least, or it is one backlog
 EPISODE_PARTS = 8  # parts of a slower stretch; in half of them the line must have emptied

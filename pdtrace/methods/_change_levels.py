@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import polars as pl
 
 from pdtrace.methods import _segments
 from pdtrace.methods.statistics import Z95, Floats, wilson_interval
+from pdtrace.records import dataclass
 
 FEWEST = 60  # requests; of fewer nothing is said
 LOOKED_AT = 50_000  # requests that are looked at, every k-th of more

@@ -6,13 +6,13 @@ over requests, no pair of requests is ever formed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pdtrace.methods.statistics import Floats
+from pdtrace.records import dataclass
 
 Ints: TypeAlias = NDArray[np.int64]
 

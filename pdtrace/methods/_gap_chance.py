@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from pdtrace.methods._gap_prefills import Cover
 from pdtrace.methods._gap_series import Gaps
 from pdtrace.methods.statistics import Floats
+from pdtrace.records import dataclass
 
 FINE_S, COARSE_S, FINE_PERIOD_S = 5e-3, 10e-3, 60.0  # cells of the grid, by the period
 EDGE = 0.05  # shifts shorter than this share of the period are not chance

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from pdtrace.methods._gap_series import Gaps, Ints
 from pdtrace.methods.statistics import Bools, Floats, trimmed_least_squares
+from pdtrace.records import dataclass
 
 PAUSE_S = 0.02  # what a prefill may exceed its fitted cost by; the rest is a pause or a queue
 COST_ERROR = 0.05  # relative error of such a fit that is no reason to leave a prefill out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
@@ -12,6 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from pdtrace.methods.statistics import Bools, Floats
+from pdtrace.records import dataclass
 
 Ints: TypeAlias = NDArray[np.int64]
 

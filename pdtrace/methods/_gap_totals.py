@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from pdtrace.methods import _gap_prefills as prefill_work
 from pdtrace.methods._gap_series import Ints
 from pdtrace.methods._gap_window import NOISE, Stage, Window, window_of
 from pdtrace.methods.statistics import Floats, spread_rows
+from pdtrace.records import dataclass
 
 BLOCKS = 40  # stretches of equal length that the bootstrap draws
 PAIR_FLOOR = 1e-5  # of the loss: pairs below are summed into one row

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import polars as pl
 
@@ -13,6 +11,7 @@ from pdtrace.methods import _gap_series as series
 from pdtrace.methods._gap_prefills import Prefills
 from pdtrace.methods._gap_series import Gaps, Ints, Residents
 from pdtrace.methods.statistics import Bools, Floats, spread_rows, trimmed_least_squares
+from pdtrace.records import dataclass
 
 MIN_CLEAN = 300  # fewer gaps without a prefill give no baseline
 FIT_ROWS = 30_000

@@ -9,12 +9,12 @@ Sampling stops as soon as the answer is sure to be no (Besag & Clifford 1991).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pdtrace.methods.statistics import SEED, Bools, Floats, median_sigma, trimmed_least_squares
+from pdtrace.records import dataclass
 
 if TYPE_CHECKING:
     from pdtrace.methods._exposure import Exposure

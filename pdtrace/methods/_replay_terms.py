@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pdtrace.methods.statistics import Floats
+from pdtrace.records import dataclass
 
 Ints = NDArray[np.int64]
 

@@ -10,13 +10,13 @@ stops as soon as the answer is sure to be no (Besag & Clifford 1991).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pdtrace.methods.statistics import SEED, Floats, ranks
+from pdtrace.records import dataclass
 
 BLOCKS = 100  # blocks that a series is cut into at most
 PER_BLOCK = 5  # values in a block at least

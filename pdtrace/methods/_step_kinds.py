@@ -9,12 +9,11 @@ worker is not a prefill.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import polars as pl
 
 from pdtrace.methods.statistics import Bools, Floats
+from pdtrace.records import dataclass
 
 RECOMPUTED_STEPS = 0.1  # share of steps up to which several tokens a request mean recomputation
 # Beyond that, short of half of the steps, only more tokens a request than anybody guesses ahead do.

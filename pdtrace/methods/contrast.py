@@ -13,13 +13,14 @@ other still does, is its proxy; where neither adds anything, the data cannot tel
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from pdtrace.methods.statistics import SEED, Bools, Floats, wilson_interval
+from pdtrace.records import dataclass
 
 Ints = NDArray[np.int64]
 ALPHA = 0.05  # chance of naming any attribute when nothing differs

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,6 +39,7 @@ from pdtrace.methods._gap_totals import (
 )
 from pdtrace.methods._gap_window import MIN_CLEAN, Stage
 from pdtrace.methods.statistics import Z95, Floats, block_ratio
+from pdtrace.records import dataclass
 
 MIN_EXPOSED = 20  # fewer gaps that met a prefill are an anecdote
 MAX_P, MIN_CONTRAST, MIN_SHARE = 0.01, 0.15, 0.005

@@ -16,7 +16,6 @@ decode: where prompts are computed elsewhere there is nothing to estimate.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ import polars as pl
 from pdtrace.methods import _permuted
 from pdtrace.methods._exposure import SHORTEST_PREFILL_S, Exposure, mean_levels, prefill_windows
 from pdtrace.methods.statistics import Bools, Floats, trimmed_least_squares
+from pdtrace.records import dataclass
 
 # Workers that decoded, and what forbids judging them.
 WORKERS = """

@@ -13,12 +13,13 @@ how many tokens that are): a beginning found so is right, but up to that much to
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
+
+from pdtrace.records import dataclass
 
 MOST_STEPS = 4_000_000
 SEGMENTS = 100

@@ -7,13 +7,12 @@ mixing adds, so the fixed part of a prompt-only step is seen only where nothing 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from pdtrace.methods.replay import Cost, Noise
 from pdtrace.methods.statistics import Bools, Floats, trimmed_least_squares
+from pdtrace.records import dataclass
 
 TOLERANCE_S = 3e-5  # instants that are the same: token times are whole microseconds
 NEAR = 0.3  # of a decode step: so much may instants of different origin be apart

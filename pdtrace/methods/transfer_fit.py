@@ -9,13 +9,12 @@ each other one (ratio 1), a link with room to spare shows 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from pdtrace.methods.statistics import Z95, Floats, trimmed_least_squares
+from pdtrace.records import dataclass
 
 LEAST = 10  # so few transfers show no line
 LEAST_SPREAD = 1.5  # greatest over smallest size: below, setup and bandwidth cannot be told apart

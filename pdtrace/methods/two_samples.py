@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TypeAlias
 
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdtrace.methods.statistics import SEED, Z95, Floats, ranks, wilson_interval
+from pdtrace.records import dataclass
 
 Integers: TypeAlias = NDArray[np.int64]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from pdtrace._door import (
+    complete_query,
     format_option,
     open_trace,
     output_options,
@@ -17,7 +18,7 @@ from pdtrace._door import (
 
 
 @click.command()
-@click.argument("query")
+@click.argument("query", shell_complete=complete_query)
 @paths_argument
 @reading_options
 @format_option("text", "csv", "json", "md")
@@ -98,7 +99,7 @@ def sources(style: str) -> None:
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_query)
 @format_option("text", "json")
 def schema(name: str | None, style: str) -> None:
     """Describe the tables, views and findings, or one of them.

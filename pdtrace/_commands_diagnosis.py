@@ -9,6 +9,7 @@ import click
 
 from pdtrace._door import (
     CHECK_FAILED,
+    complete_scenario,
     format_option,
     open_trace,
     paths_argument,
@@ -43,7 +44,7 @@ def diagnose(ctx: click.Context, paths: tuple[str, ...], style: str, slo: str | 
     from pdtrace.options import parse_check
     from pdtrace.slo import policy
 
-    conditions = [parse_check(text) for text in checks]
+    conditions = [parse_check(text, limited=slo is not None) for text in checks]
     limits = policy(slo) if slo is not None else None
     rooms = ("pdtrace.diagnose", "pdtrace.over_time", "pdtrace.terminal")
     asked = _asked(style, limits)
@@ -125,7 +126,8 @@ def coverage(paths: tuple[str, ...], style: str,
     type=click.Path(),
     help="Also write the dump there, to look at.",
 )
-@click.option("--scenario", metavar="NAME", help="A simulated run instead of the real one.")
+@click.option("--scenario", metavar="NAME", shell_complete=complete_scenario,
+              help="A simulated run instead of the real one.")  # fmt: skip
 @click.option(
     "--shape",
     type=click.Choice(["pdtrace", "vllm", "dynamo"]),
@@ -155,9 +157,10 @@ def demo(style: str, output: str | None, scenario: str | None, shape: str | None
     if listed:
         terminal.show_scenarios(files.scenario_list(), style)
         return
-    page = os.path.abspath(page) if page else None  # noqa: PTH100 -- the demo is read from another folder
+    shown, page = page, os.path.abspath(page) if page else None  # noqa: PTH100 -- the demo is read from another folder
     made = files.any_demo(scenario, shape, seed, output)
     with made as folder, open_trace((folder,)) as trace:
         diagnosis = diagnose_and_write(trace.store, page)
         series = over_time(trace.store, terminal.chart_cells(style))
     terminal.show_diagnosis(diagnosis, style, series)
+    terminal.show_made_too(shown)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from pdtrace._door import open_trace, paths_argument, slo_option
+from pdtrace._door import complete_picture, open_trace, paths_argument, slo_option
 
 
 @click.command()
 @paths_argument
 @click.option("--perfetto", is_flag=True, help="A timeline that ui.perfetto.dev opens; JSON, gzipped where the name ends in .gz.")  # fmt: skip
-@click.option("--picture", metavar="NAME", help="One picture of the report.")
+@click.option("--picture", metavar="NAME", shell_complete=complete_picture, help="One picture of the report.")  # fmt: skip
 @click.option("--list", "listed", is_flag=True, help="Say which pictures there are and what each shows of these data.")  # fmt: skip
 @click.option("-o", "--output", metavar="FILE", type=click.Path(), help="The file to make.")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")

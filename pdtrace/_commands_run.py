@@ -30,7 +30,12 @@ def run(folder: str, role: str | None, service: str | None, command: tuple[str, 
     """
     from pdtrace.instrumentation.auto import environment
 
-    click.echo(f"pdtrace: traces go to {folder}; then: pdtrace diagnose {folder}", err=True)
+    try:
+        os.makedirs(folder, exist_ok=True)  # noqa: PTH103 -- and a word where that fails
+        note = f"traces go to {folder}; then: pdtrace diagnose {folder}"
+    except OSError as error:
+        note = f"warning: nothing is recorded, {folder} cannot be made: {error.strerror}"
+    click.echo(f"pdtrace: {note}", err=True)
     changed = environment(os.environ, os.path.abspath(folder), role, service)  # noqa: PTH100 -- the program may change its folder
     try:
         os.execvpe(command[0], command, changed)  # noqa: S606 -- the user's own command, in our place

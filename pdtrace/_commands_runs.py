@@ -37,16 +37,19 @@ def compare(a: str, b: str, style: str, slo: str | None, deployments: tuple[str,
     from pdtrace.slo import policy
 
     limits = policy(slo) if slo is not None else None
+    if page:
+        from pdtrace import compare_report
+
+        compare_report.check(page, force=force)
     with (
         open_trace((a,), since, until, keep_content) as first,
         open_trace((b,), since, until, keep_content) as second,
     ):
         found = run(first.store, second.store, (a, b), limits, same, deployments)
         if page:
-            from pdtrace import compare_report
-
             compare_report.write(found, (first.store, second.store), page, force=force)
     terminal.show_report(found.to_dict(), report(found), style)
+    terminal.show_made_too(page)
 
 
 @click.command()
@@ -91,11 +94,12 @@ def whatif(paths: tuple[str, ...], style: str, pd: str | None, workers: int | No
     """
     from pdtrace import terminal
     from pdtrace._whatif_model import Asked
-    from pdtrace.options import parse_range, parse_ratio
+    from pdtrace.options import one_of, parse_range, parse_ratio
     from pdtrace.slo import policy
     from pdtrace.whatif import report
     from pdtrace.whatif import whatif as run
 
+    one_of(pd=pd, workers=workers)
     asked = Asked(
         parse_ratio(pd) if pd else None, workers, chunk_tokens, parse_range(bandwidth) if bandwidth else None,
         latency_ms, kv_tokens, kv_bytes_per_token, transfer,

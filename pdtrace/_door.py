@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,6 +28,34 @@ def format_option(*choices: str) -> Callable[..., Any]:
         help="How to print the result.",
     )  # fmt: skip
 
+
+def _begins_so(names: Callable[[], Iterable[str]]) -> Callable[..., list[str]]:
+    """For the shell's completion: the names that begin as what was typed."""
+    return lambda _ctx, _param, typed: sorted(name for name in names() if name.startswith(typed))
+
+
+def _queries() -> Iterable[str]:
+    from pdtrace import library
+
+    return [*library.tables(), *library.queries()]
+
+
+def _pictures() -> Iterable[str]:
+    from importlib.resources import files
+
+    names = [entry.name for entry in files("pdtrace.dashboards").iterdir()]
+    return [n.removesuffix(".py") for n in names if n.endswith(".py") and not n.startswith("_")]
+
+
+def _scenarios() -> Iterable[str]:
+    from pdtrace.simulator import SCENARIOS
+
+    return SCENARIOS
+
+
+complete_query, complete_picture, complete_scenario = map(
+    _begins_so, (_queries, _pictures, _scenarios)
+)
 
 slo_option = click.option(
     "--slo",

@@ -1,4 +1,4 @@
-"""Tables of text that stay readable at any width: columns give way before numbers or words break."""
+"""Tables of text that stay readable at any width: columns give way or go below each other before numbers break."""
 
 from __future__ import annotations
 
@@ -51,12 +51,46 @@ def grid(
     names = [c.name for c in columns]
     natural = [max(cell_len(row[n]) for row in [names, *cells]) for n in range(len(columns))]
     kept, widths = _fit(columns, filled, natural, out.width)
-    chosen = [columns[n] for n in kept]
-    for line in _lines(chosen, widths, [c.name for c in chosen]):
-        put(out, line, style, whole=True)
-    for row in cells:
-        for line in _lines(chosen, widths, [row[n] for n in kept]):
-            put(out, line, whole=True)
+    if _needed(widths) <= out.width:
+        bands = [(kept, widths)]
+    else:
+        kinds = [Column(c.name, c.right, c.wraps) for c in columns]
+        bands = [
+            _fit(kinds, band, natural, out.width)
+            for band in _bands(columns, kept, natural, out.width)
+        ]
+    for places, cut in bands:
+        chosen = [columns[n] for n in places]
+        for line in _lines(chosen, cut, [c.name for c in chosen]):
+            put(out, line, style, whole=True)
+        for row in cells:
+            for line in _lines(chosen, cut, [row[n] for n in places]):
+                put(out, line, whole=True)
+
+
+def _needed(widths: Sequence[int]) -> int:
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def _bands(
+    columns: Sequence[Column], kept: list[int], natural: list[int], width: int
+) -> list[list[int]]:
+    """Which of the columns kept stand beside each other; what has no room stands below, beside the row's name again.
+
+    A row's name are the columns of words before its first number, as far as they leave half of the room.
+    """
+    least = {n: min(natural[n], NARROWEST) if columns[n].wraps else natural[n] for n in kept}
+    named = kept[:1]
+    for n in kept[1:]:
+        if columns[n].right or 2 * _needed([least[m] for m in [*named, n]]) > width:
+            break
+        named.append(n)
+    bands = [list(named)]
+    for n in kept[len(named) :]:
+        if bands[-1] != named and _needed([least[m] for m in [*bands[-1], n]]) > width:
+            bands.append(list(named))
+        bands[-1].append(n)
+    return bands
 
 
 def _fit(

@@ -364,6 +364,8 @@ def _name(d: Deployment, parts: int) -> str:
     A file that joins nothing is named by itself: its folder says nothing of it.
     """
     if d.basis == ["file"] and (path := PurePosixPath(d.key.partition("|")[0])).name:
+        if str(path) == "-":
+            return "standard input"
         return "/".join(path.parts[-parts:])
     best = min(d.folders, key=lambda f: (-d.folders[f], f)) if d.folders else ""
     folders = [part for part in PurePosixPath(best).parts if part not in {"/", "."}]

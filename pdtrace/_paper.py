@@ -73,6 +73,12 @@ def put(
             out.line(text)
             return
         out = out.console()
+    if not (whole or mark) and cell_len(text) > out.width:
+        from pdtrace._grid import wrapped  # lines of rich's would end in blanks
+
+        for part in wrapped(text, out.width):
+            put(out, part, style, whole=True)
+        return
     from rich.text import Text
 
     line = Text(text, style=style)

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from pdtrace import library
-from pdtrace.errors import BadOption
+from pdtrace.errors import BadOption, printable
 
 if TYPE_CHECKING:
     import polars as pl
@@ -25,6 +25,8 @@ def columns() -> tuple[str, ...]:
 
 def named(store: Store, text: str) -> frozenset[str]:
     """The columns that the condition names; raises BadOption unless it is one condition over known columns."""
+    if printable(text) != text:
+        raise BadOption(f"--where: {text!r} holds signs that are no text", _EXAMPLE)
     (row,) = store.rows("SELECT json_serialize_sql(?)", [f"SELECT ({text}\n)"])
     tree = json.loads(row[0])
     if tree["error"]:

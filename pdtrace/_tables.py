@@ -37,6 +37,15 @@ _FOR_MANY_ROWS = (
 )  # fmt: skip
 
 
+def _require_utf8(path: Path | None) -> None:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise UnreadableInput(
+            f"{path}: DuckDB opens no file whose path is not UTF-8", "rename it"
+        ) from error
+
+
 class Tables:
     """Rows go in here; questions are asked of the Store that this is part of."""
 
@@ -47,6 +56,7 @@ class Tables:
         self.read_only = read_only
         self._lasting = path is not None and not scratch
         self._taken_bytes = 0 if self.path is None or not self.path.exists() else FEW_BYTES
+        _require_utf8(self.path)
         config: dict[str, Any] = dict(_CONFIG)
         if self.path is not None and not read_only:
             config["storage_compatibility_version"] = STORAGE_VERSION

@@ -32,6 +32,11 @@ class Asked:
         """Whether a set-up other than the recorded one is named."""
         return any(v is not None for v in (self.pd, self.workers, self.chunk_tokens, self.bandwidth_gbps, self.transfer, self.latency_ms))  # fmt: skip
 
+    @property
+    def moves_kv(self) -> bool:
+        """Whether it is said how KV moves, which only a split does."""
+        return any(v is not None for v in (self.bandwidth_gbps, self.transfer, self.latency_ms))
+
 
 @dataclass(frozen=True)
 class Check:

@@ -26,7 +26,7 @@ from pdtrace import (
     _own_process,
 )
 from pdtrace._door import FINE, OUR_ERROR, USAGE
-from pdtrace.errors import REPORT, BadOption, PdtraceError, in_one_line, printable
+from pdtrace.errors import REPORT, BadOption, PdtraceError, in_one_line, interrupted, printable
 
 _LASTING = {"view", "run"}  # commands that stay as long as the user wants
 STDOUT, STDERR = 1, 2  # the numbers of these files
@@ -60,7 +60,8 @@ class _Group(click.Group):
 def cli() -> None:
     """Where the time of an LLM request went, and who took it.
 
-    Reads what vLLM, NVIDIA Dynamo and OpenTelemetry leave behind (logs, traces, metrics, bench files, tables).
+    Reads what LLM servers and their clients leave behind: logs, traces, metrics, bench files, tables of requests.
+    `pdtrace sources` lists the systems.
 
     \b
     pdtrace diagnose logs/              the diagnosis of a folder of dumps
@@ -141,6 +142,9 @@ def _run(words: list[str], *, debug: bool) -> int:
         _mute(sys.stdout)
         return FINE
     except BaseException as error:  # a panic in a Rust library is no Exception
+        if interrupted(error):
+            click.echo("interrupted", err=True)
+            return INTERRUPTED
         if isinstance(error, SystemExit | GeneratorExit) or debug:
             raise
         return _told(error)

@@ -25,6 +25,11 @@ _NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E", "itl_ms": "ITL"
 LEAST_MS = 0.01  # a phase that takes less in both runs is not drawn
 
 
+def check(output: str, *, force: bool = False) -> None:
+    """Raise PdtraceError where write() would, before the runs are read."""
+    report.check_target(Path(output), force=force)
+
+
 def write(comparison: Comparison, stores: tuple[Store, Store], output: str, *, force: bool = False) -> None:  # fmt: skip
     """Write the comparison of two stores as a page; it appears under its name only when it is whole."""
     target = Path(output)

@@ -45,8 +45,15 @@ def reraise_stop(error: BaseException) -> None:
     """
     if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
         raise error
-    if type(error).__name__ == "InterruptException":  # DuckDB's word for Ctrl-C
+    if interrupted(error):
         raise KeyboardInterrupt from error
+
+
+def interrupted(error: BaseException) -> bool:
+    """Whether DuckDB tells of Ctrl-C: by a kind of its own, or from within a result by a plain RuntimeError."""
+    if type(error).__name__ == "InterruptException":
+        return True
+    return isinstance(error, RuntimeError) and str(error) == "Query interrupted"
 
 
 def in_one_line(error: BaseException) -> str:

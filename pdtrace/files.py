@@ -59,6 +59,10 @@ def _check_target(target: Path, inputs: list[Input], *, force: bool) -> None:
     real = os.path.realpath(target)
     if any(os.path.realpath(item.path) == real for item in inputs) and not is_store(target):
         raise PdtraceError(f"{name}: is one of the inputs", "give the output another name")
+    if name != str(target):
+        raise PdtraceError(
+            f"{name}: DuckDB opens no file whose path is not UTF-8", "give -o another name"
+        )
     if target.is_dir():
         raise PdtraceError(f"{name}: is a folder", "give -o the name of a file, such as run.duckdb")
     if os.path.lexists(target) and not force:
@@ -74,7 +78,7 @@ def _check_target(target: Path, inputs: list[Input], *, force: bool) -> None:
 def _make(draft: Path, inputs: list[Input], options: Options, output: str) -> list[dict[str, Any]]:
     store = Store(draft)
     try:
-        take(inputs, store, options)
+        _take(inputs, store, options, output)
         store.append("facts", [{"key": FINGERPRINT, "value": library.fingerprint()}])
         rows = store.sql(
             "SELECT * REPLACE (coalesce(why, '') AS why) FROM sources ORDER BY path"
@@ -90,6 +94,20 @@ def _make(draft: Path, inputs: list[Input], options: Options, output: str) -> li
     finally:
         store.close()
     return rows
+
+
+def _take(inputs: list[Input], store: Store, options: Options, output: str) -> None:
+    """Read the inputs; a draft that cannot be written is told by the name that the user gave."""
+    try:
+        take(inputs, store, options)
+    except PdtraceError as error:
+        if not error.message.startswith(f"{store.path}: "):
+            raise
+        message = error.message.removeprefix(f"{store.path}: ")
+        raise PdtraceError(
+            f"{shown(output)}: {message}",
+            "is the disk full? Nothing was left behind",
+        ) from error
 
 
 def any_demo(

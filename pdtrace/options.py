@@ -112,8 +112,8 @@ def parse_range(text: str) -> tuple[float, float]:
     return low, high
 
 
-def parse_check(text: str) -> Check:
-    """A condition such as ttft_p95<500ms, failed<1% or attainment>=95%."""
+def parse_check(text: str, *, limited: bool = True) -> Check:
+    """A condition such as ttft_p95<500ms, failed<1% or attainment>=95%; the last needs limits to be given."""
     match = _CHECK.match(text.lower())
     if match is None:
         raise BadOption(
@@ -122,11 +122,15 @@ def parse_check(text: str) -> Check:
         )
     if match[1]:
         return Check(text, f"{match[1]}_ms", match[2], match[3], duration_ms(match[4]))  # type: ignore[arg-type]
+    if match[5] == "attainment" and not limited:
+        raise BadOption(
+            f"--check: {text!r} needs limits to be attained", "add them, like --slo ttft=500ms"
+        )
     limit = float(match[7]) / (100 if match[8] else 1)
     return Check(text, match[5], "share", match[6], limit)  # type: ignore[arg-type]
 
 
-def one_of(**given: str | None) -> None:
+def one_of(**given: object) -> None:
     """Raise BadOption when more than one of these options was given."""
     names = [f"--{name}" for name, value in given.items() if value is not None]
     if len(names) > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import uuid
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, cast
 
@@ -36,7 +36,8 @@ def writing(output: str, *, force: bool = False) -> Iterator[IO[bytes]]:
             "give -o a file in a folder that you may write to",
         ) from error
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):  # a read-only disk says so of a file that is not there
+            draft.unlink(missing_ok=True)
 
 
 def _packed(target: Path, file: IO[bytes]) -> AbstractContextManager[IO[bytes]]:

@@ -238,9 +238,10 @@ def _bound(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         bound.close()
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise PdtraceError(
-            f"{host}:{port}: cannot be bound: {why}", "give another --port; 0 takes a free one"
-        ) from error
+        hint = "give another --port; 0 takes a free one"
+        if isinstance(error, socket.gaierror):
+            hint = "give --host an address of this machine, such as 127.0.0.1"
+        raise PdtraceError(f"{host}:{port}: cannot be bound: {why}", hint) from error
     return bound
 
 

@@ -19,7 +19,7 @@ import orjson
 from pdtrace import __version__, _report_parts, outputs
 from pdtrace._report_parts import escaped, tag
 from pdtrace.diagnose import diagnose
-from pdtrace.errors import PdtraceError
+from pdtrace.errors import BadOption, PdtraceError
 from pdtrace.inputs import shown
 
 if TYPE_CHECKING:
@@ -97,6 +97,8 @@ def check_target(target: Path, *, force: bool) -> None:
         raise PdtraceError(
             f"{name}: is a folder", "give -o the name of a file, such as report.html"
         )
+    if target.suffix.lower() not in {".html", ".htm"}:
+        raise BadOption(f"{name}: the report is HTML", "give a name that ends in .html")
     if not target.parent.is_dir():
         raise PdtraceError(f"{shown(str(target.parent))}: no such folder", "make it first")
     if not os.path.lexists(target):

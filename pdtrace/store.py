@@ -369,6 +369,7 @@ class Store(Tables):
         self._make(self._waiting)
         self.settle_aside()  # a user's statement has no access to anything outside
         try:
+            text.encode()  # halves of pairs, as arguments that are no UTF-8 have them
             statements = duckdb.extract_statements(text)
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
                 raise UnknownQuery(

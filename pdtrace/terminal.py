@@ -107,6 +107,12 @@ def show_made(output: str) -> None:
     put(console(), f"made {output}")
 
 
+def show_made_too(output: str | None) -> None:
+    """Say on stderr which file was made, if any: the result itself stands on stdout."""
+    if output:
+        put(console(stderr=True), f"made {output}")
+
+
 def show_notes(lines: Sequence[str]) -> None:
     """Sentences, one below the other, on stdout."""
     out = console()

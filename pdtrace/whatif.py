@@ -224,6 +224,8 @@ def _missing(asked: Asked, found: Inputs, known: _Known) -> list[str]:
             missing.append("the bandwidth between the workers (--bandwidth-gbps)")
         if not _kv_bytes(asked, known):
             missing.append("the KV bytes of a token (--kv-bytes-per-token)")
+    elif asked.moves_kv:
+        missing.append("the split between whose workers KV moves (--pd)")
     return missing
 
 

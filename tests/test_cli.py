@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from importlib.resources import files
 from pathlib import Path
@@ -14,7 +17,12 @@ from pathlib import Path
 import duckdb
 import jsonschema
 import pytest
+from click.shell_completion import ShellComplete
 from door import pdtrace
+
+from pdtrace import outputs
+from pdtrace.cli import cli
+from pdtrace.errors import PdtraceError
 
 DEMO = str(files("pdtrace") / "demo")
 SMALLEST = str(Path(__file__).parent / "fixtures" / "table" / "smallest.csv")
@@ -147,6 +155,7 @@ def test_checks_decide_the_exit_code(small: str) -> None:
         ["--check", "ttft_p95<soon"],
         ["--check", "failed<1.2.3"],
         ["--check", "failed<."],
+        ["--check", "attainment>=95%"],  # of which limits?
         ["--since", "yesterday"],
         ["--until", "2026-13-01"],
         ["--since", "0001-01-01"],
@@ -291,6 +300,100 @@ def test_an_interrupted_ingest_leaves_nothing_behind(tmp_path: Path) -> None:
         assert process.wait(60) == code, errors
         assert b"Traceback" not in errors
         assert [p.name for p in folder.iterdir()] == ["big.csv"]
+
+
+def test_ctrl_c_inside_a_result_of_duckdb_is_an_interruption(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise RuntimeError("Query interrupted")
+
+    monkeypatch.setattr("pdtrace.files.take", interrupted)
+    with tempfile.TemporaryDirectory() as folder:
+        done = pdtrace("ingest", SMALLEST, "-o", f"{folder}/x.duckdb")
+        assert (done.returncode, done.stderr.strip()) == (130, "interrupted")
+        assert not list(Path(folder).iterdir())
+
+
+def test_a_draft_without_room_is_told_by_the_name_that_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "x.duckdb"
+    monkeypatch.setattr("pdtrace._tables.Tables.settle", lambda _: "No space left on device")
+    done = pdtrace("ingest", SMALLEST, "-o", str(target))
+    assert done.error == f"error: {target}: cannot be written: No space left on device"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_made_is_told_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a read-only disk even the removal of what is not there fails."""
+
+    def read_only(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", read_only)
+        patch.setattr(Path, "open", read_only)
+        with pytest.raises(PdtraceError) as raised, outputs.writing(str(tmp_path / "x.html")):
+            pass
+    assert raised.value.message == f"{tmp_path}/x.html: cannot be written: Read-only file system"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["report", SMALLEST, "-o", "x.pdf"],
+        ["compare", SMALLEST, SMALLEST, "--report", "x.pdf"],
+        ["whatif", SMALLEST, "--pd", "1:1", "--workers", "2"],
+    ],
+)
+def test_what_cannot_be_meant_is_told_before_anything_is_read(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: object, **__: object) -> None:
+        raise AssertionError("it was read")
+
+    monkeypatch.setattr("pdtrace.api.Trace.read", read)
+    done = pdtrace(*arguments)
+    assert done.returncode == 2, done
+    assert done.error
+    assert "hint: " in done.stderr
+
+
+def test_names_that_are_no_utf8_are_told(small: str, tmp_path: Path) -> None:
+    odd = os.fsdecode(b"run\xff.duckdb")
+    shutil.copy(small, tmp_path / odd)
+    for arguments in (
+        ["diagnose", str(tmp_path / odd)],
+        ["ingest", SMALLEST, "-o", str(tmp_path / f"other-{odd}")],
+    ):
+        assert "not UTF-8" in pdtrace(*arguments).error
+    assert pdtrace("query", f'SELECT 1 AS "{odd}"', small).error.startswith("error: SQL: ")
+    assert pdtrace("slow", small, "--where", f"model = '{odd}'").returncode == 2
+
+
+def test_standard_input_has_a_name() -> None:
+    done = pdtrace("diagnose", "-", stdin=Path(SMALLEST).read_bytes())
+    assert "standard input ──" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("pdtrace query slow_", ["slow_first_token", "slow_stream", "slow_worker"]),
+        ("pdtrace schema request_mar", ["request_marks"]),
+        ("pdtrace export --picture stu", ["stutter"]),
+        ("pdtrace demo --scenario exclusive_r", ["exclusive_rare"]),
+    ],
+)
+def test_the_shell_completes_names(words: str, names: list[str]) -> None:
+    parts = words.split()
+    found = ShellComplete(cli, {}, "pdtrace", "_PDTRACE_COMPLETE").get_completions(
+        parts[1:-1], parts[-1]
+    )
+    assert [item.value for item in found] == names
 
 
 def test_queries_by_name_and_by_sql(small: str) -> None:

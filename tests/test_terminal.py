@@ -84,6 +84,20 @@ def test_no_line_is_wider_than_the_screen_and_none_ends_in_blanks(width: int) ->
     assert all(line == line.rstrip() for line in lines)
 
 
+@pytest.mark.parametrize("width", [20, 30])
+def test_on_a_very_narrow_screen_numbers_stand_below_each_other_uncut(width: int) -> None:
+    columns = [Column("what"), *(Column(f"p{n}", right=True) for n in (50, 90, 99))]
+    out = io.StringIO()
+    rows = [[f"request {n}", f"{n}.111 ms", f"{n}.222 ms", f"{n}.333 ms"] for n in (1, 2)]
+    grid(Plain(out, width), columns, rows)
+    lines = out.getvalue().splitlines()
+    assert max(map(cell_len, lines)) <= width
+    assert "…" not in out.getvalue()
+    for n in (1, 2):
+        told = " ".join(line for line in lines if line.startswith(f"request {n}"))
+        assert all(f"{n}.{part} ms" in told for part in (111, 222, 333))
+
+
 @pytest.mark.parametrize("width", [60, 80, 110])
 def test_a_number_and_its_unit_stay_on_one_line(width: int) -> None:
     for line in shown(diagnosis(), width):

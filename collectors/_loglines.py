@@ -5,6 +5,7 @@ Documents of log stores are undone by _log_exports.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -19,6 +20,13 @@ from ._common import MAX_LINE_BYTES
 from ._log_wrappers import SAMPLE_LINES, Layers, join_parts, plain, unwrap, whole_lines
 
 BATCH_BYTES = 8 << 20
+# Who asks these wants to know whether a server is well, or its counters: a refusal is no failed request.
+PROBE = r"^/(?:health\w*|ready\w*|live\w*|ping|metrics)/?$"
+
+
+def is_probe(method: str, path: str) -> bool:
+    """Whether a call asks after the server and no model."""
+    return method == "GET" and re.search(PROBE, path) is not None
 
 
 def log_batches(source: Source, size: int = BATCH_BYTES) -> Iterator[pl.DataFrame]:

@@ -36,6 +36,8 @@ _ALARMS = (
     _Alarm(re.compile(r"(?:Decode out of memory happened|Testing retraction)\..*?#retracted_reqs: (?P<count>\d{1,9})"), "preemption", "warning", "retracted: KV cache full"),
     _Alarm(re.compile(r"Some requests timed out when bootstrapping"), "warning", "warning", "requests timed out while P and D shook hands"),
     _Alarm(re.compile(r"Some requests fail to receive KV Cache transfer done signal"), "warning", "warning", "requests timed out while they waited for their KV"),
+    _Alarm(re.compile(r"Error fetching prefill (?:parallel|server) info from bootstrap"), "warning", "warning", "a decode server did not reach the bootstrap server of its prefill server"),
+    _Alarm(re.compile(r"Health check failed\. Server couldn't get a response from detokenizer"), "warning", "warning", "a health check got no answer from the engine"),
     _Alarm(re.compile(r"Streaming backlog: rid=(?P<rid>\S+?), coalescing \d+ queued chunks"), "warning", "info", "the API server sent queued chunks of a stream as one: gaps between chunks grew"),
     _Alarm(re.compile(r"OutOfMemoryError|CUDA out of memory|HIP out of memory|out of memory\. Please|Out of memory: Killed process|oom-kill", re.IGNORECASE), "oom", "critical", "out of memory"),
     _Alarm(re.compile(r"(?:Scheduler|DataParallelController|TokenizerManager|DetokenizerManager) hit an exception"), "failure", "critical", "engine died"),
@@ -45,7 +47,7 @@ _ALARMS = (
 )  # fmt: skip
 MARKERS = (
     "failed for request rank=", "Retract requests", "out of memory happened", "Testing retraction", "Some requests timed out",
-    "Some requests fail to receive", "Streaming backlog: ", "OutOfMemoryError", "out of memory", "Out of memory", "oom-kill",
+    "Some requests fail to receive", "Error fetching prefill", "Health check failed", "Streaming backlog: ", "OutOfMemoryError", "out of memory", "Out of memory", "oom-kill",
     "hit an exception", "igquit from a child", "SIGQUIT received", "atchdog timeout", "CUDA error", "NCCL error", "CUBLAS_STATUS",
 )  # fmt: skip
 

@@ -26,6 +26,8 @@ _OWN = re.compile(
     rf"(?:{_CARRIER}\] |^)(?:(?:Prefill|Decode) batch(?: \[\d+\])?[.,] #|(?:Receive|Finish): obj=\w+ReqInput\(|Req ?Time ?Stats\(rid="
     r"|(?:Prefill|Decode) (?:bootstrap|transfer|handshake) failed for request rank=|\{\"timestamp\": ?\"[^\"]*\", ?\"event\": ?\"request\.)"
     rf"|{_CARRIER}\bserver_args=ServerArgs\("
+    # a piece of a log may hold no batch: nobody else puts ranks behind the stamp
+    r"|^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{3})?(?: (?:DP|PP|ATTN_CP|MOE_DP|TP|EP)\d+)+\] "
 )
 # Behind all that users wrote: what stands in their text is no epoch.
 _EPOCH = (

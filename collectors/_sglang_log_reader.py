@@ -16,6 +16,7 @@ from . import _sglang_log_settings as settings
 from . import _sglang_meta as meta
 from ._common import CUT_OFF
 from ._log_wrappers import POD, SPLIT_LINE
+from ._loglines import PROBE
 from ._sglang_log_batches import READ, Batches
 from ._sglang_log_frame import ACCESS, QUARTER_NS, with_fields, zone_ns
 
@@ -285,14 +286,15 @@ class Reader:
             self.runs[index].calls += calls
             self.runs[index].failed += failed
         errors = lines.filter(pl.col("code") >= 400)
+        probe = (pl.col("method") == "GET") & pl.col("path").str.contains(PROBE)
         self._skip(lines.filter(pl.col("code") < 400), ACCESS_LINE)
         if errors.height:
             self.out.add(
                 "events",
                 errors.select(
                     "record", "time_ns", "resolution_ns", self._workers(errors),
-                    pl.lit("http_error").alias("kind"),
-                    pl.lit("warning").alias("severity"),
+                    pl.when(probe).then(pl.lit("warning")).otherwise(pl.lit("http_error")).alias("kind"),
+                    pl.when(probe).then(pl.lit("info")).otherwise(pl.lit("warning")).alias("severity"),
                     pl.lit(1, dtype=pl.Int64).alias("count"),
                     pl.format("{} {} {}", "status", "method", "path").str.slice(0, 200).alias("detail"),
                 ),

@@ -10,6 +10,7 @@ import polars as pl
 from pdtrace.model import Sink
 
 from . import _vllm_log_requests as requests
+from ._loglines import is_probe
 from ._vllm_log_kinds import ACCESS as ACCESS_LINE
 from ._vllm_log_kinds import between
 from ._vllm_log_runs import Runs
@@ -58,8 +59,8 @@ class Access:
                     "worker": self.runs.worker(run),
                     "time_ns": time_ns,
                     "resolution_ns": gap,
-                    "kind": "http_error",
-                    "severity": "warning",
+                    "kind": "warning" if is_probe(method, path) else "http_error",
+                    "severity": "info" if is_probe(method, path) else "warning",
                     "count": 1,
                     "detail": f"{status} {method} {path}"[:200],
                 }

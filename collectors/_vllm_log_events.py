@@ -65,6 +65,12 @@ _ALARMS = (
         "handshake with the prefill worker failed, KV not fetched",
     ),
     Alarm(
+        re.compile(r"Got kv_transfer_params, but no KVConnector found"),
+        "warning",
+        "warning",
+        "KV transfer asked for, but the engine has no KV connector: decode computes the prompt again",
+    ),
+    Alarm(
         re.compile(
             r"Sequence group (?P<id>\S+) is preempted by (?:PreemptionMode\.)?(?P<why>\w+) mode"
         ),
@@ -144,6 +150,7 @@ MARKERS = (
     "Handshake failed for request",
     "NIXL agent engine ID mismatch",
     "is preempted by",
+    "no KVConnector found",
     "block found in ",
     "exception in KV ",
     "JIT compilation during inference",

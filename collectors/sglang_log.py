@@ -32,7 +32,7 @@ SWITCHES = {
 # What stands in every line that only SGLang writes; the line itself is looked at behind it.
 _WORDS = (
     b" batch", b"ServerArgs(", b"ReqInput(", b"Time Stats(rid=", b"TimeStats(rid=", b"request.received", b"request.finished",
-    b"failed for request rank=",
+    b"failed for request rank=", b" TP", b" DP", b" PP", b" EP",
 )  # fmt: skip
 
 

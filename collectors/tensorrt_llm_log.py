@@ -1,8 +1,8 @@
 """TensorRT-LLM's server log: iterations (print_iter_log), failures, and how far servers' clocks are apart.
 
 Source: NVIDIA/TensorRT-LLM tensorrt_llm/_torch/pyexecutor/py_executor.py, serve/openai_disagg_server.py, logger.py,
-2025-06 to 2026-08. An iteration's line is written when it is over, in local time of whole seconds; `host_step_time` is
-the wall time of the loop, `prev_device_step_time` belongs to the iteration before and is not used. Ranks that share
+2025-06 to 2026-08. An iteration's line is written when it is over, in local time of whole seconds; `host_step_time` (before
+1.0 `elapsed_time`, seconds) is the wall time of the loop, `prev_device_step_time` belongs to the iteration before and is not used. Ranks that share
 every batch (tensor parallel) print the same line: one of them counts.
 """
 
@@ -28,11 +28,15 @@ SWITCHES = {
 REASON_OTHER = "log line that says nothing about requests or iterations"
 REASON_SETTING = "line of a setting, kept as a fact"
 REASON_RANK = "the same iteration from another rank"
+REASON_TOTALS = "printed totals of trtllm-bench: run it with --request_json for the single requests"
 REASON_CUT = "cut off at the end of the file"
 
 # A carrier may stand before a line; what a table or a log of another system quotes is none of ours.
 _OURS = r"^[^\"'{}]{0,200}?\[TRT-LLM\] \[[IWEDVF]\]|^\[TensorRT-LLM\]\[(?:INFO|WARNING|ERROR)\]|^\[TensorRT-LLM\] TensorRT.LLM version"
-_ITERATION = r"\biter = (?P<seq>\d+), .*?\bhost_step_time = (?P<ms>\d+(?:\.\d+)?) ?ms\b"
+_ITERATION = (
+    r"\biter = (?P<seq>\d+), .*?\b(?:host_step_time = (?P<ms>\d+(?:\.\d+)?) ?ms"
+    r"|elapsed_time = (?P<s>\d+(?:\.\d+)?(?:e-?\d+)?) ?s)\b"
+)
 _FIELDS = {
     "rank": r"\b(?:global_rank|rank) = (\d+)",
     "scheduled": r"\bnum_scheduled_requests ?[:=] ?(\d+)",
@@ -45,6 +49,7 @@ _STAMPS = (
     (r"\btimestamp = (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", "%Y-%m-%d %H:%M:%S"),
     (r"^\[(\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d)\]", "%m/%d/%Y-%H:%M:%S"),
 )
+_TOTALS = r"^= PERFORMANCE OVERVIEW|^[A-Z][\w \[\]()./-]{4,70}\((?:req/sec|tokens/sec|tps|ms|tps/gpu|tps/user)\): +[\d.]"
 _BAD_LEVEL = r"\[TRT-LLM\] \[[EF]\]|^\[TensorRT-LLM\]\[ERROR\]"
 # (pattern, kind, severity, detail); the first that fits counts. None of them holds what users wrote.
 _EVENTS = (
@@ -107,7 +112,14 @@ def read(source: Source, out: Sink) -> None:
         others = lines.filter(~pl.col("record").is_in(kept))
         half = others.filter(~pl.col("whole"))["record"].to_list()
         out.skip(half, REASON_CUT)
-        out.skip(others.filter(pl.col("whole"))["record"].to_list(), REASON_OTHER)
+        others = others.filter(pl.col("whole"))
+        totals = others.filter(pl.col("text").str.contains(_TOTALS))["record"]
+        if totals.len():
+            out.skip(totals.to_list(), REASON_TOTALS)
+        out.skip(
+            others.filter(~pl.col("record").is_in(totals.implode()))["record"].to_list(),
+            REASON_OTHER,
+        )
     _write_steps(pl.concat(steps) if steps else None, out)
     for worker in servers.values() if dated else ():
         out.fact(worker, "log_time_zone", "assumed UTC")
@@ -134,11 +146,13 @@ def _iterations(lines: pl.DataFrame) -> pl.DataFrame:
         "record", "worker", "time_ns", "resolution_ns",
         text.str.extract_groups(_ITERATION).struct.unnest(),
         *(text.str.extract(pattern, 1).alias(name) for name, pattern in _FIELDS.items()),
+    ).with_columns(
+        ms=pl.coalesce(pl.col("ms").cast(pl.Float64, strict=False), pl.col("s").cast(pl.Float64, strict=False) * 1e3)
     ).filter(
-        (pl.col("ms").cast(pl.Float64, strict=False) < _LONGEST_MS) & pl.col("gen_tokens").is_not_null()
+        (pl.col("ms") < _LONGEST_MS) & pl.col("gen_tokens").is_not_null()
     )  # fmt: skip
     count = {name: pl.col(name).cast(pl.Int64, strict=False) for name in _FIELDS}
-    elapsed = (pl.col("ms").cast(pl.Float64) * 1e6).round().cast(pl.Int64, strict=False)
+    elapsed = (pl.col("ms") * 1e6).round().cast(pl.Int64, strict=False)
     end = pl.col("time_ns")
     return found.select(
         "record",

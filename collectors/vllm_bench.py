@@ -41,7 +41,7 @@ def sniff(head: Head) -> Match | None:
         return Match(
             "exact",
             "printed summary of a serving benchmark",
-            ignore="printed aggregates; the result JSON (--save-result --save-detailed) has more",
+            ignore="printed aggregates; the result file has the requests (vLLM: --save-result --save-detailed; SGLang: --output-file FILE --output-details)",
         )
     return None
 

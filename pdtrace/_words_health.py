@@ -130,7 +130,7 @@ def failed_requests(row: Row) -> Words:
         parts.append(f"{row['aborted']:,} aborted")
     if row["http_errors"]:
         parts.append(
-            f"{row['http_errors']:,} HTTP errors without a request seen ({row['server_errors']:,} of the server)"
+            f"{plural(row['http_errors'], 'HTTP error')} without a request seen ({row['server_errors']:,} of the server)"
         )
     kinds = ", ".join(f"{e['error']}: {e['requests']:,}" for e in (row["errors"] or [])[:5])
     of = f" of {plural(row['seen'], 'request')}" if row["seen"] else ""
@@ -196,6 +196,18 @@ def engine_stall(row: Row) -> Words:
             "A hung engine looks so, and so does a compilation, a paused process or one very long prompt: which it was is not in the data.",
         ),
         suggestions=("the engine's log and a stack of its process (py-spy dump) from that time",),
+    )
+
+
+def log_warning(row: Row) -> Words:
+    """What servers warn of themselves."""
+    kinds = row["kinds"] or []
+    told = "; ".join(f"{k['detail']} ({k['events']:,} x)" for k in kinds[:5])
+    more = f"; and {plural(len(kinds) - 5, 'other')}" if len(kinds) > 5 else ""
+    return Words(
+        title=f"the log warns: {told}{more}",
+        detail=f"{plural(len(row['workers'] or []), 'worker')} logged it{_first_at(row['first_ns'])}. What it cost is not in the log.",
+        suggestions=("reading the log around these lines: `pdtrace query events PATH`",),
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import polars as pl
 
-from pdtrace import library
+from pdtrace import library, registry
 from pdtrace.sink import Account
 from pdtrace.store import Store
 
@@ -124,11 +126,35 @@ def nothing_kept(accounts: list[Account]) -> tuple[str, str]:
     told = [a for a in accounts if a.collectors]
     parts = [
         f"{a.item.path}: {a.problem or a.what}, "
-        + (", ".join(f"{n:,} x {reason}" for reason, n in a.reasons.most_common(2)) or "no records")
+        + (
+            ", ".join(f"{n:,} x {reason}" for reason, n in a.reasons.most_common(3) if n)
+            or "no records"
+        )
         for a in told[:3]
     ]
     more = f"; and {len(told) - 3:,} more files" if len(told) > 3 else ""
     return (
         f"nothing here says where time went ({'; '.join(parts)}{more})",
-        "is the file whole? `pdtrace sources` lists what is read of each system",
+        _switches(told) + "`pdtrace sources` lists what is read of each system",
     )
+
+
+_WANTED = ("outcome", "first_token", "engine_steps")  # what one would miss first in a server's log
+
+
+def _switches(told: list[Account]) -> str:
+    """How the systems that wrote these logs are made to say more, where their collectors tell."""
+    modules = registry.collectors()
+    known = [modules[c] for a in told for c in a.collectors if c in modules]
+    systems = {name for module in known for name in _names(module)}
+    texts = [
+        module.SWITCHES[item]
+        for item in _WANTED
+        for module in modules.values()
+        if _names(module) & systems and item in getattr(module, "SWITCHES", {})
+    ]
+    return f"to log more: {'; '.join(dict.fromkeys(texts))}. " if texts else ""
+
+
+def _names(module: ModuleType) -> set[str]:
+    return {module.TITLE, getattr(module, "ENGINE", module.TITLE)}

@@ -36,6 +36,7 @@ _ROOMS = (
 _VERDICT_CAUSES = (
     "engine_failure", "engine_stall", "kv_alarm", "failed_requests", "prefill_interference", "engine_queue", "kv_transfer", "router_queue",
     "waiting_with_room", "preemption", "slow_worker", "slow_first_token", "slow_stream", "unattributed_time", "long_output",
+    "log_warning",
 )  # fmt: skip
 # Phases that a finding is about: with them in the first sentence its title would only repeat it.
 _SAME = {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from finding_rows import none, one, request, worker
 
-from pdtrace import wording
+from pdtrace import diagnose, wording
+from pdtrace.api import Trace
 from pdtrace.store import Store
 
 
@@ -222,3 +225,21 @@ def test_failed_transfers(con: Store) -> None:
         "critical",
         1,
     )
+
+
+def test_what_servers_warn_of_themselves_is_told_and_remarks_are_not(tmp_path: Path) -> None:
+    """kserve issue 5987: engines without a KV connector behind a P/D sidecar; the line is the only symptom."""
+    lost = "(EngineCore_DP0 pid=62) WARNING 08-10 09:12:{:02d} [core.py:367] Got kv_transfer_params, but no KVConnector found. Disabling KVTransfer for this request.\n"
+    stats = (
+        "(APIServer pid=1) INFO 08-10 09:12:41 [loggers.py:259] Engine 000: Avg prompt throughput: 120.4 tokens/s, Avg generation throughput: "
+        "18.1 tokens/s, Running: 1 reqs, Waiting: 0 reqs, GPU KV cache usage: 0.3%, Prefix cache hit rate: 0.0%\n"
+        '(APIServer pid=1) INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 503 Service Unavailable\n'
+    )  # fmt: skip
+    (tmp_path / "vllm.log").write_text(lost.format(1) + lost.format(31) + stats)
+    (mine,) = diagnose.diagnose(Trace.read([tmp_path]).store).deployments
+    (found,) = [f for f in mine.findings if f.id == "log_warning"]
+    assert found.title.startswith(
+        "the log warns: KV transfer asked for, but the engine has no KV connector"
+    )
+    assert found.title.endswith("(2 x)") and "503" not in found.title
+    assert not [f for f in mine.findings if f.id == "failed_requests"]

@@ -103,3 +103,24 @@ def test_a_prefill_servers_transfer_is_told_only_by_the_schedulers_stamp(
     }  # fmt: skip
     store = read(tmp_path, json.dumps(record) + "\n")
     assert store.rows("SELECT detail, round((end_ns - start_ns) / 1e6, 3) FROM intervals") == expected  # fmt: skip
+
+
+def test_a_piece_of_a_log_without_a_batch_is_known_by_its_ranks(tmp_path: Path) -> None:
+    """sgl-project/sglang issue 9266: the answers to health checks and what the ranks of a decode server say."""
+    store = read(
+        tmp_path,
+        '[2025-08-29 11:56:24] INFO:     10.0.0.1:61226 - "GET /v1/models HTTP/1.1" 200 OK\n'
+        "[2025-08-29 11:56:28] Health check failed. Server couldn't get a response from detokenizer for last 20 seconds. tic start time: 11:56:08.\n"
+        "[2025-08-29 11:56:51 TP0 EP0] Error fetching prefill parallel info from bootstrap: HTTPConnectionPool(host='p', port=30089): Max retries\n",
+    )
+    assert store.rows("SELECT kind, count(*) FROM events GROUP BY ALL") == [("warning", 2)]
+
+
+def test_a_refused_health_check_is_no_failed_request(tmp_path: Path) -> None:
+    text = batch("01", " TP0", "Decode") + "".join(
+        f'[2026-11-01 08:00:0{n}] INFO:     127.0.0.1:1 - "GET {path} HTTP/1.1" {code}\n'
+        for n, path, code in ((2, "/health_generate", "503 Service Unavailable"), (3, "/v1/files", "404 Not Found"))
+    )  # fmt: skip
+    store = read(tmp_path, text)
+    told = store.rows("SELECT kind, severity, detail FROM events ORDER BY time_ns")
+    assert told == [("warning", "info", "503 GET /health_generate"), ("http_error", "warning", "404 GET /v1/files")]  # fmt: skip

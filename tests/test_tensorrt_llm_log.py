@@ -65,3 +65,27 @@ def test_a_failing_line_says_what_failed_and_not_what_was_asked(collect: Collect
 @pytest.mark.parametrize("text", [b"", b"[TRT-LLM] is fast\n", b"iter = 3, loss = 0.2\n"])
 def test_strangers_are_left_alone(text: bytes) -> None:
     assert LOG.sniff(Head("x.log", "x.log", text, complete=True)) is None
+
+
+def test_iterations_of_before_1_0_tell_seconds(collect: Collect, tmp_path: Path) -> None:
+    """NVIDIA/TensorRT-LLM pull request 3914: elapsed_time in seconds, the requests counted or not."""
+    line = (
+        "[04/28/2025-09:56:44] [TRT-LLM] [I] iter = {i}, global_rank = 0, rank = 0, currank_total_requests = 0/0, elapsed_time = {s}s, "
+        "timestamp = 2025-04-28 09:56:44, {n}states = {{'num_ctx_requests': 0, 'num_ctx_tokens': 0, 'num_generation_tokens': 16}}\n"
+    )  # fmt: skip
+    text = line.format(i=198, s="0.005060911178588867", n="") + line.format(i=199, s="9.5e-05", n="num_scheduled_requests: 10, ")  # fmt: skip
+    (tmp_path / "serve.log").write_text(text)
+    steps = collect(LOG, tmp_path / "serve.log")["steps"].sort("seq")
+    assert steps["elapsed_ns"].to_list() == [5_060_911, 95_000]
+    assert steps["decode_requests"].to_list() == [None, 10]  # 16 with the padding of a CUDA graph
+
+
+def test_printed_totals_of_a_benchmark_say_where_the_requests_are(collect: Collect, tmp_path: Path) -> None:  # fmt: skip
+    text = (
+        "[05/13/2026-21:33:16] [TRT-LLM] [I] Starting the throughput benchmark\n"
+        "= PERFORMANCE OVERVIEW \nRequest Throughput (req/sec):                     23.9\n"
+        "Total Output Throughput (tokens/sec):             24500.1\n"
+    )
+    (tmp_path / "bench.txt").write_text(text)
+    account = collect(LOG, tmp_path / "bench.txt").account
+    assert account.reasons[LOG.REASON_TOTALS] == 3 and account.read == 4

@@ -360,3 +360,17 @@ def test_seconds_are_summed_exactly_so_that_no_order_of_adding_shows(con: Store)
     assert shares == [(1.0, 0.05), (1.0, 0.1)]
     wait = con.rows("SELECT wait_s, e2e_ratio FROM waits(details := ['prefill_queue'])")
     assert wait == [(0.001, 0.05)]
+
+
+def test_parts_of_a_gauge_are_no_figure_of_their_own(con: Store) -> None:
+    """vLLM 0.25 tells waiting requests by reason, too: a mean over the reasons is nobody's queue."""
+    con.append("workers", [{"worker": "w", "deployment": "d"}])
+    common = {"worker": "w", "time_ns": 1, "kind": "gauge"}
+    con.append("samples", [
+        common | {"metric": "vllm:num_requests_waiting", "labels": "{}", "value": 64.0},
+        common | {"metric": "vllm:num_requests_waiting_by_reason", "labels": '{"reason": "capacity"}', "value": 64.0},
+        common | {"metric": "vllm:num_requests_waiting_by_reason", "labels": '{"reason": "deferred"}', "value": 0.0},
+    ])  # fmt: skip
+    assert con.rows("SELECT metric, mean FROM metric_summary") == [
+        ("vllm:num_requests_waiting", 64.0)
+    ]

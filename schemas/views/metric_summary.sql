@@ -25,7 +25,8 @@ WITH told_sample AS (
   JOIN workers AS w ON w.worker = s.worker
   WHERE w.deployment IS NOT NULL AND s.value IS NOT NULL AND NOT isnan(s.value)
     -- a mean over positions of a draft means nothing
-    AND NOT regexp_matches(s.metric, '_(created|info|bucket|position_acceptance_rate)$')
+    -- nor does one over the parts of a gauge that a label tells apart (waiting by reason)
+    AND NOT regexp_matches(s.metric, '_(created|info|bucket|position_acceptance_rate|by_[a-z]+)$')
     AND regexp_matches(
       s.metric,
       'token|queue|prefill|decode|latency|ttft|transfer|xfer|kv_|cache|running|waiting|request_duration'

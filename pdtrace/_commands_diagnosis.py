@@ -66,13 +66,13 @@ def diagnose(ctx: click.Context, paths: tuple[str, ...], style: str, slo: str | 
 def _asked(style: str, limits: SloPolicy | None) -> Ahead:
     """What the command will ask of the tables, with its chart."""
 
-    def ahead(store: Store, making: frozenset[str]) -> Questions:
+    def ahead(store: Store) -> Questions:
         from pdtrace import terminal
         from pdtrace.diagnose import ahead as of_diagnosis
         from pdtrace.over_time import asked
 
         cells = terminal.chart_cells(style)
-        return of_diagnosis(store, making, limits, [asked(cells)] if cells else [])
+        return of_diagnosis(store, limits, [asked(cells)] if cells else [])
 
     return ahead
 

@@ -8,7 +8,7 @@ column is asked for all pieces at once.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 _WORD = re.compile(r"\w+")
 _EXISTS = re.compile(r"EXISTS \(FROM (?P<rows>\w+(?: WHERE .+)?)\)", re.DOTALL)
@@ -31,25 +31,20 @@ class Conditions:
     def hold(self, condition: str, rows: Rows | None = None) -> bool:
         """Whether the condition is true. `rows`: who is asked now, where it is somebody else."""
         known = self.told(condition)
-        return known if known is not None else bool(_judged(condition, self._asking(rows)))
+        return (
+            known
+            if known is not None
+            else bool(_judged(condition, self._asking(rows or self._rows)))
+        )
 
     def told(self, condition: str) -> bool | None:
         """The same as far as it is known; None where that does not decide."""
         return _judged(condition, self._known.get)
 
-    def hold_without(self, condition: str, tables: Iterable[str]) -> bool | None:
-        """The same, and pieces over other tables than these are asked."""
-        ask = self._asking(None)
-        later = frozenset(tables)
-        return _judged(
-            condition,
-            lambda piece: self._known.get(piece) if later & named_in(piece) else ask(piece),
-        )
-
-    def _asking(self, rows: Rows | None) -> Callable[[str], bool]:
+    def _asking(self, rows: Rows) -> Callable[[str], bool]:
         def piece(text: str) -> bool:
             if text not in self._known:
-                self._known[text] = self._answer(text, rows or self._rows)
+                self._known[text] = self._answer(text, rows)
             return self._known[text]
 
         return piece

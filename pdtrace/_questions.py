@@ -6,9 +6,8 @@ They need not wait for all tables: each is answered as soon as those are there t
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from types import MappingProxyType
 from typing import Any
 
 import duckdb
@@ -19,7 +18,6 @@ from pdtrace._ahead import Connection, Key, Task, create, frame
 from pdtrace._conditions import Conditions, named_in
 
 _WORD = re.compile(r"\w+")
-_NO_TASKS: Mapping[str, Task[Any]] = MappingProxyType({})
 
 
 class Queries:
@@ -46,20 +44,27 @@ class Queries:
         connection: Connection,
         names: Iterable[str],
         asked: Mapping[Key, str],
-        making: Mapping[str, Task[Any]] = _NO_TASKS,
+        making: Mapping[str, Task[Any]] | None = None,
     ) -> dict[str, Task[Connection]]:
         """What is left to do until these are held and what is asked is found, each as soon as what it reads is there.
 
         Tables, not temporary ones: every connection to the store sees them. A view whose condition (`when:` of its
-        header) does not hold is an empty one. Conditions over tables that others are `making` are asked once these are
-        there: a finding whose condition does not hold then is not asked, and what nobody else reads is not made.
+        header) does not hold is an empty one. Where others are `making` tables, conditions are pieces of work, too: a
+        finding whose condition does not hold is not asked then, and what nobody else reads is not made.
         """
         read = {one: _read_by(one) for one in asked if one not in self.found}
         held = {name for name in names if name not in self._held}
         below = held.union(*read.values(), *map(library.below, held))
-        unsure = self._unsure(connection, below | {name for name, _ in read}, held, making)
+        conditions = {
+            name: query.when
+            for name, query in library.queries().items()
+            if query.when and name in below | {name for name, _ in read}
+        }
+        if making is None:
+            self._hold_empty(connection, conditions, held)
+        unsure = {n: when for n, when in conditions.items() if self._conditions.told(when) is None}
         gates = {one: unsure.get(one[0]) if _is_finding(one[0]) else None for one in read}
-        needed = frozenset().union(*(task.after for task in making.values()))
+        needed = frozenset().union(*(task.after for task in (making or {}).values()))
         tasks = {text: self._asking(text) for text in unsure.values()}
         for name in library.queries():
             if name in (held | below & self._waiting) - self._held:
@@ -74,24 +79,14 @@ class Queries:
             )
         return tasks
 
-    def _unsure(
-        self,
-        connection: Connection,
-        names: Collection[str],
-        held: set[str],
-        making: Collection[str],
-    ) -> dict[str, str]:
-        """Of these queries, those whose condition is not known yet, and the condition. Empty views are held."""
-        unsure: dict[str, str] = {}
-        for name, query in library.queries().items():
-            if name not in names:
-                continue
-            holds = self._conditions.hold_without(query.when, making) if query.when else True
-            if holds is None:
-                unsure[name] = query.when
-            elif not holds and may_be_empty(query) and name in self._waiting | held:
+    def _hold_empty(
+        self, connection: Connection, conditions: Mapping[str, str], held: set[str]
+    ) -> None:
+        """Hold those of these views that have no rows."""
+        for name, when in conditions.items():
+            free = may_be_empty(library.queries()[name]) and name in self._waiting | held
+            if not self._conditions.hold(when) and free:
                 self._hold(connection, name, empty=True)
-        return unsure
 
     def _asking(self, condition: str) -> Task[Connection]:
         """Asks a condition, which is known from then on."""

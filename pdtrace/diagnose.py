@@ -82,29 +82,33 @@ def diagnose(
     `heard`: which findings, by id, the verdict may rest on; all of them unless told otherwise.
     """
     policy = goodput.as_policy(slo)
-    names, ask, conditions, statements = ahead(store, frozenset(), policy)
+    conditions = store.conditions()
+    names, ask, *_ = _questions(store, policy, conditions, conditions.hold)
     asked = {name: given for name, given in ask if name not in _ASKED}
-    with store.computed_once(*names, ask=ask, conditions=conditions, statements=statements):
+    with store.computed_once(*names, ask=ask, conditions=conditions, statements=_STATEMENTS):
         if policy:
             goodput.judge_streams(store)
         return _diagnose(store, policy, asked, heard)
 
 
 def ahead(
+    store: Store, slo: Slo | SloPolicy | None = None, also: Sequence[Asked] = ()
+) -> Questions:
+    """What diagnose() of the same limits will hold and ask, and what is asked `also`. Conditions are not asked here."""
+    conditions = store.conditions()
+    policy = goodput.as_policy(slo)
+    return _questions(store, policy, conditions, lambda _: True, also)
+
+
+def _questions(
     store: Store,
-    making: frozenset[str],
-    slo: Slo | SloPolicy | None = None,
+    policy: SloPolicy | None,
+    conditions: Conditions,
+    hold: Callable[[str], bool],
     also: Sequence[Asked] = (),
 ) -> Questions:
-    """What diagnose() of the same limits will hold and ask, and what is asked `also`.
-
-    Of tables that are `making` it is not known yet whether they will have rows: conditions over them stay open.
-    """
-    policy = goodput.as_policy(slo)
     goodput.give(store, policy)
-    conditions = store.conditions()
-    asked = _finding_queries(policy, conditions, making)
-    ask = [*asked.items(), *((name, {}) for name in _ASKED), *also]
+    ask = [*_finding_queries(policy, hold).items(), *((name, {}) for name in _ASKED), *also]
     held = [*_held(ask), *(goodput.READ_BY_MANY if policy else ())]
     return Questions(held, ask, conditions, _STATEMENTS)
 
@@ -261,7 +265,7 @@ def _windows(store: Store, problems: list[str]) -> dict[tuple[str | None, str], 
 
 
 def _finding_queries(
-    policy: SloPolicy | None, conditions: Conditions, making: frozenset[str]
+    policy: SloPolicy | None, hold: Callable[[str], bool]
 ) -> dict[str, dict[str, object]]:
     """The findings that can have rows, with those of their parameters that the user's limits set."""
     slo = policy.single() if policy else Slo()
@@ -270,8 +274,7 @@ def _finding_queries(
         query.name: {p.name: limits[p.name] for p in query.params if p.name in limits}
         for query in library.queries().values()
         # Planning one whose condition (`when:` of its header) does not hold is not worth it.
-        if query.kind == "findings"
-        and (not query.when or conditions.hold_without(query.when, making) is not False)
+        if query.kind == "findings" and (not query.when or hold(query.when))
     }
 
 

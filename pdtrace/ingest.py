@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from pdtrace.methods import Method
     from pdtrace.store import Questions
 
-    Ahead = Callable[
-        [Store, frozenset[str]], Questions
-    ]  # what will be asked; these tables are not made yet
+    Ahead = Callable[[Store], Questions]  # what will be asked
 
 STAGES = (
     "pdtrace.library:queries", "pdtrace.interpret", "pdtrace.zones", "pdtrace.twins", "pdtrace.identity", "pdtrace.clocks", "pdtrace.phases",
@@ -114,7 +112,7 @@ def cut_to_window(store: Store, options: Options) -> None:
     making = _by_table(phases.MAKES, cutting)
     for method in methods.METHODS.values():
         making |= _by_table(method.makes, Task(_read_by(method), partial(_run, method=method)))
-    store.make(making, options.ahead and options.ahead(store, frozenset(making)))
+    store.make(making, options.ahead and options.ahead(store))
 
 
 def _by_table(tables: Iterable[str], task: Task[Store]) -> dict[str, Task[Store]]:

@@ -153,12 +153,12 @@ def test_what_is_asked_beside_is_what_a_diagnosis_says(store: Store) -> None:
         series = other.query("time_series", bins=4)
     asked: list[str] = []
 
-    def what(*tables: object) -> object:
-        questions = ahead(*tables, also=[("time_series", {"bins": 4})])  # type: ignore[arg-type]
+    def what(given: Store) -> Questions:
+        questions = ahead(given, also=[("time_series", {"bins": 4})])
         asked.extend([*questions.names, *(name for name, _ in questions.ask)])
         return questions
 
-    ingest.cut_to_window(store, ingest.Options(ahead=what))  # type: ignore[arg-type]
+    ingest.cut_to_window(store, ingest.Options(ahead=what))
     assert {"request_values", "latency_by_observer", "long_output", "time_series"} <= set(asked)
     assert {"phase_summary", "engine_queue", "finding_windows"} <= set(asked)
     assert store._begun is not None

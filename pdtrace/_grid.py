@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import set_cell_size
 
-from pdtrace._paper import Plain, put
+from pdtrace._paper import Plain, cell_len, put
 from pdtrace.records import dataclass
 
 if TYPE_CHECKING:

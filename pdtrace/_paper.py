@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import IO, TYPE_CHECKING, Any
 
-from rich.cells import cell_len
+from rich.cells import cell_len as _cell_len
 
 from pdtrace.errors import printable
 
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 # Signs of ours that old encodings lack, by others of the same width.
 _PLAIN_SIGNS = str.maketrans("─█·…–—−≤≥→◂×±µ“”‘’▁▂▃▄▅▆▇", "-#.~---<>><x+u\"\"''_.:-=+*")
 _WHOLE = {"no_wrap": True, "overflow": "ellipsis", "crop": False}
+
+
+def cell_len(text: str) -> int:
+    """The cells that a text takes on a terminal; rich, which looks at each sign, is asked only where that may matter."""
+    return len(text) if text.isascii() and text.isprintable() else _cell_len(text)
 
 
 def encodable(text: str, encoding: str) -> str:

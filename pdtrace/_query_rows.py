@@ -7,11 +7,10 @@ import sys
 from typing import TYPE_CHECKING
 
 import orjson
-from rich.cells import cell_len
 
 from pdtrace import numbers
 from pdtrace._grid import Column, grid, shortened
-from pdtrace._paper import put
+from pdtrace._paper import cell_len, put
 from pdtrace._stdout import console, print_json, write
 from pdtrace.errors import printable
 

@@ -17,6 +17,49 @@ if TYPE_CHECKING:
 LINKS_SHOWN = 3  # links with messages one way only that get a line of their own
 Rows = dict[str, list[dict[str, Any]]]  # by deployment
 
+_STEPS = """
+SELECT deployment, count(*) AS steps, count(*) FILTER (capture = 'full') AS whole
+FROM steps JOIN workers USING (worker) GROUP BY deployment
+"""
+
+_MEMBERS = """
+SELECT deployment, count(*) AS members
+FROM step_members JOIN workers USING (worker) GROUP BY deployment
+"""
+
+_PAIRS = """
+SELECT deployment, count(*) AS pairs
+FROM interference_gap_losses JOIN workers USING (worker)
+WHERE culprit IS NOT NULL GROUP BY deployment
+"""
+
+_BOUNDED = """
+SELECT deployment FROM clocks WHERE offset_ns IS NOT NULL AND NOT starts_with(domain, 'perf')
+UNION SELECT deployment FROM workers WHERE role IN ('prefill', 'decode')
+GROUP BY deployment HAVING count(DISTINCT host) = 1 AND bool_and(host IS NOT NULL)
+"""
+
+_ONE_WAY = """
+SELECT c.deployment, coalesce(d.label, c.domain) AS clock, coalesce(r.label, c.reference) AS beside,
+  c.lower_ns, c.upper_ns
+FROM clocks c
+LEFT JOIN worker_labels d ON d.worker = c.domain
+LEFT JOIN worker_labels r ON r.worker = c.reference
+WHERE c.offset_ns IS NULL AND coalesce(c.lower_ns, c.upper_ns) IS NOT NULL
+ORDER BY c.upper_ns, c.domain, c.reference
+"""
+
+_HOMELESS = """
+SELECT what, sum(n)::BIGINT AS n, list(DISTINCT path ORDER BY path) AS paths
+FROM (SELECT 'engine step' AS what, worker, source, count(*) AS n FROM steps GROUP BY ALL
+      UNION ALL SELECT 'metric sample', worker, source, count(*) FROM samples GROUP BY ALL) r
+JOIN workers w ON w.worker = r.worker AND w.deployment IS NULL
+JOIN sources s ON s.source = r.source
+GROUP BY what ORDER BY what
+"""
+
+STATEMENTS = (_STEPS, _MEMBERS, _PAIRS, _BOUNDED, _ONE_WAY, _HOMELESS)
+
 
 class _Known:
     """What the tables hold of each deployment, read when it is first asked for."""
@@ -25,7 +68,7 @@ class _Known:
         self._store = store
 
     def _counts(self, sql: str) -> dict[str, int]:
-        return dict(self._store.rows(sql))
+        return dict(self._store.short(sql).iter_rows())
 
     def _named(self, query: str) -> Rows:
         """The rows of a query that has a column `deployment`."""
@@ -37,26 +80,18 @@ class _Known:
     @cached_property
     def steps(self) -> dict[str, tuple[int, int]]:
         """Engine steps, and those of a full record."""
-        rows = self._store.rows(
-            """SELECT deployment, count(*), count(*) FILTER (capture = 'full')
-               FROM steps JOIN workers USING (worker) GROUP BY deployment"""
-        )
+        rows = self._store.short(_STEPS).iter_rows()
         return {deployment: (count, full) for deployment, count, full in rows}
 
     @cached_property
     def members(self) -> dict[str, int]:
         """Requests named in steps."""
-        return self._counts(
-            "SELECT deployment, count(*) FROM step_members JOIN workers USING (worker) GROUP BY deployment"
-        )
+        return self._counts(_MEMBERS)
 
     @cached_property
     def pairs(self) -> dict[str, int]:
         """Held-up gaps of which it is known who held them up."""
-        return self._counts(
-            """SELECT deployment, count(*) FROM interference_gap_losses JOIN workers USING (worker)
-               WHERE culprit IS NOT NULL GROUP BY deployment"""
-        )
+        return self._counts(_PAIRS)
 
     @cached_property
     def judged(self) -> Rows:
@@ -71,24 +106,13 @@ class _Known:
     @cached_property
     def bounded(self) -> set[str]:
         """Deployments in which hops bound the offsets between workers' clocks, or all workers ran on one host."""
-        rows = self._store.rows(
-            """SELECT deployment FROM clocks WHERE offset_ns IS NOT NULL AND NOT starts_with(domain, 'perf')
-               UNION SELECT deployment FROM workers WHERE role IN ('prefill', 'decode')
-               GROUP BY deployment HAVING count(DISTINCT host) = 1 AND bool_and(host IS NOT NULL)"""
-        )
-        return {deployment for (deployment,) in rows}
+        return set(self._store.short(_BOUNDED)["deployment"])
 
     @cached_property
     def one_way(self) -> dict[str, list[tuple[str, str, int | None, int | None]]]:
         """Links whose messages were seen one way only: (clock, reference, lower, upper bound of the offset)."""
         found = defaultdict(list)
-        for deployment, *link in self._store.rows(
-            """SELECT c.deployment, coalesce(d.label, c.domain), coalesce(r.label, c.reference), c.lower_ns, c.upper_ns
-               FROM clocks c LEFT JOIN worker_labels d ON d.worker = c.domain
-               LEFT JOIN worker_labels r ON r.worker = c.reference
-               WHERE c.offset_ns IS NULL AND coalesce(c.lower_ns, c.upper_ns) IS NOT NULL
-               ORDER BY c.upper_ns, c.domain, c.reference"""
-        ):
+        for deployment, *link in self._store.short(_ONE_WAY).iter_rows():
             found[deployment].append(tuple(link))
         return found
 
@@ -121,18 +145,11 @@ def not_supported(store: Store, deployments: Sequence[Deployment]) -> list[str]:
 
 def _homeless(store: Store) -> list[str]:
     """Steps and samples that were read and stand for no deployment: nothing says whose they are."""
-    rows = store.rows(
-        """SELECT what, sum(n)::BIGINT, list(DISTINCT path ORDER BY path)
-           FROM (SELECT 'engine step' AS what, worker, source, count(*) AS n FROM steps GROUP BY ALL
-                 UNION ALL SELECT 'metric sample', worker, source, count(*) FROM samples GROUP BY ALL) r
-           JOIN workers w ON w.worker = r.worker AND w.deployment IS NULL
-           JOIN sources s ON s.source = r.source GROUP BY what ORDER BY what"""
-    )
     return [
         f"what {plural(count, what)} of {', '.join(p.rpartition('/')[2] for p in paths[:3])}{f' and {len(paths) - 3:,} more files' if len(paths) > 3 else ''}"
         f" {'tells' if count == 1 else 'tell'}: nothing says to which of these deployments {'it belongs' if count == 1 else 'they belong'}, so no number here rests on {'it' if count == 1 else 'them'}"
         " (files of one server in a folder of their own, or a log that names its requests, would say so)"
-        for what, count, paths in rows
+        for what, count, paths in store.short(_HOMELESS).iter_rows()
     ]
 
 

@@ -98,6 +98,15 @@ LEFT JOIN workers w ON w.worker = f.worker
 LEFT JOIN single o ON f.worker IS NULL AND o.source = f.source
 """
 
+_ENGINES = "SELECT DISTINCT deployment, engine FROM workers"
+_PAIRS_ALONE = (
+    "SELECT deployment FROM deployments WHERE mode = 'disaggregated' AND headline_observer IS NULL"
+)
+_SKIPPED = "SELECT source, reason, records FROM skipped ORDER BY source, records DESC, reason"
+_SOURCES = "FROM sources ORDER BY path"
+_SCOPES = "SELECT DISTINCT scope_name FROM spans"
+STATEMENTS = (FACTS, _ENGINES, _PAIRS_ALONE, _SKIPPED, _SOURCES, _SCOPES)
+
 
 def deployment_facts(store: Store) -> list[dict[str, Any]]:
     """What was said of each deployment, and the role of the worker it was said of."""
@@ -145,14 +154,12 @@ def switches(engines: Iterable[str | None]) -> dict[str, str]:
 def items(store: Store) -> list[dict[str, Any]]:
     """The rows of coverage_items with words and the switch that adds each."""
     engines: dict[str, set[str | None]] = {}
-    for deployment, engine in store.rows("SELECT DISTINCT deployment, engine FROM workers"):
+    for deployment, engine in store.short(_ENGINES).iter_rows():
         engines.setdefault(deployment, set()).add(engine)
     known = {deployment: switches(names) for deployment, names in engines.items()}
     general = switches(())
     # Prefill and decode worker each saw a part: their switches are on, an outer observer is missing.
-    for (deployment,) in store.rows(
-        "SELECT deployment FROM deployments WHERE mode = 'disaggregated' AND headline_observer IS NULL"
-    ):
+    for deployment in store.short(_PAIRS_ALONE)["deployment"]:
         known.setdefault(deployment, dict(general)).update(OUTER_SWITCHES)
     rows = [
         row
@@ -184,9 +191,7 @@ def _relative(store: Store) -> set[str]:
 def sources(store: Store) -> list[dict[str, Any]]:
     """Every file, archive member and stream: who read it, its counts, why records were not kept."""
     reasons: dict[int, dict[str, int]] = {}
-    for number, reason, records in store.rows(
-        "SELECT source, reason, records FROM skipped ORDER BY source, records DESC, reason"
-    ):
+    for number, reason, records in store.short(_SKIPPED).iter_rows():
         reasons.setdefault(number, {})[reason] = records
     return [
         {
@@ -199,7 +204,7 @@ def sources(store: Store) -> list[dict[str, Any]]:
             "rows_skipped": row["rows_skipped"] or 0,
             "skipped_reasons": reasons.get(row["source"], {}),
         }
-        for row in store.short("FROM sources ORDER BY path").iter_rows(named=True)
+        for row in store.short(_SOURCES).iter_rows(named=True)
     ]
 
 
@@ -265,7 +270,7 @@ def _foreign_spans(store: Store) -> list[str]:
     claims = registry.claims()
     owners = {
         scope: registry.owner(scope or "no scope", "", frozenset())
-        for (scope,) in store.rows("SELECT DISTINCT scope_name FROM spans")
+        for scope in store.short(_SCOPES)["scope_name"]
     }
     strange = [s for s, owner in owners.items() if owner is None or claims[owner].fallback]
     if not strange:

@@ -70,7 +70,7 @@ FROM (SELECT *, first_token_ns IS NULL AND ttft_ms IS NULL AS waiting FROM reque
 GROUP BY deployment, outcome ORDER BY deployment, outcome
 """
 
-_STATEMENTS = (_WORKERS, _DEPLOYMENTS, _OUTCOMES, coverage.FACTS)
+_STATEMENTS = (_WORKERS, _DEPLOYMENTS, _OUTCOMES, *coverage.STATEMENTS, *_unsupported.STATEMENTS)
 
 
 def diagnose(

@@ -23,6 +23,7 @@ _DETAILS = tuple(PHASE_DETAILS)
 _READ_BY_MANY = (
     "request_values",
     "value_quartiles",
+    "phase_totals",
     "deployment_sources",
     "transfer_times",
     "prompt_reuse",

@@ -12,7 +12,7 @@
 -- critical: slow is not wrong.
 --
 -- grain:   one row per deployment
--- needs:   request_marks, value_quartiles, token_dependence, phase_sums, deployment_sources
+-- needs:   request_marks, value_quartiles, token_dependence, phase_sums, phase_totals, deployment_sources
 -- params:
 --   slo_ttft_ms     NULL  limit for the first token; NULL: relative to the run
 --   min_slow_ratio  0.01  a smaller part of the requests is the tail that every run has
@@ -64,9 +64,9 @@ WITH counted_request AS NOT MATERIALIZED (
   WHERE counted
 ),
 phase_total AS (
-  SELECT deployment, phase, count(*) AS n, sum(ttft_part_ns) AS ttft_part_ns,
+  SELECT deployment, phase, CAST(sum(requests) AS BIGINT) AS n, sum(ttft_part_ns) AS ttft_part_ns,
     sum(bound_ns) > 0.5 * sum(duration_ns) AS bounded
-  FROM phase_sums
+  FROM phase_totals
   WHERE counted
   GROUP BY deployment, phase
 ),
@@ -173,7 +173,7 @@ bounded AS (
 ),
 apart AS (
   SELECT deployment, bool_or(phase = 'queue' OR detail = 'prefill_exec') AS queue_apart
-  FROM phase_sums
+  FROM phase_totals
   GROUP BY deployment
 )
 SELECT j.deployment,

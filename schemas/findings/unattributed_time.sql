@@ -6,7 +6,7 @@
 -- alone), `observed` is false and the severity info: nothing was there to account for it.
 --
 -- grain:   one row per deployment
--- needs:   phase_sums, counted_requests, deployment_sources
+-- needs:   phase_sums, phase_totals, counted_requests, deployment_sources
 -- when:    EXISTS (FROM phase_sums WHERE phase = 'unattributed')
 -- params:
 --   min_e2e_ratio  0.1  a tenth of the time in the dark can hide any other finding
@@ -42,7 +42,7 @@ noticeable AS (
   FROM (
     SELECT deployment, coalesce(sum(duration_ns) FILTER (phase = 'unattributed'), 0) AS unknown_ns,
       sum(duration_ns) AS all_ns
-    FROM phase_sums
+    FROM phase_totals
     WHERE counted
     GROUP BY deployment
   )

@@ -4,7 +4,7 @@
 -- (aggregated, disaggregated, unknown): the engines there emit it. Requests where it did not are zeros.
 --
 -- grain:   one row per (deployment, phase, detail)
--- needs:   phase_by_request, counted_requests
+-- needs:   phase_totals, counted_requests
 -- columns:
 --   deployment     VARCHAR         deployment
 --   phase          VARCHAR         phase
@@ -20,47 +20,31 @@
 --   share_of_ttft  DOUBLE          ttft_total_ms / sum of all windows up to the first token
 --   basis          VARCHAR         the weakest among its pieces
 --   level          VARCHAR         evidence level
-WITH parts AS (
-  SELECT *
-  FROM phase_by_request
-  WHERE counted
-),
-population AS (
+WITH population AS (
   SELECT deployment, mode, count(*) AS requests
   FROM counted_requests
   WHERE end_ns > start_ns
   GROUP BY deployment, mode
 ),
 by_mode AS (
-  SELECT
-    deployment, mode, phase, detail,
-    count(*) AS count,
-    list(duration_ms) AS durations,
-    sum(duration_ns) AS total_ns,
-    sum(ttft_part_ns) AS ttft_total_ns,
-    max(
-      CASE basis
-        WHEN 'measured' THEN 1 WHEN 'reported' THEN 2 WHEN 'placed' THEN 3
-        WHEN 'inferred' THEN 4 WHEN 'upper_bound' THEN 5
-      END
-    ) AS weakest
-  FROM parts
-  GROUP BY deployment, mode, phase, detail
+  SELECT *
+  FROM phase_totals
+  WHERE counted
 ),
 totals AS (
-  SELECT deployment, sum(total_ns) AS window_ns, sum(ttft_total_ns) AS ttft_ns
+  SELECT deployment, sum(duration_ns) AS window_ns, sum(ttft_part_ns) AS ttft_ns
   FROM by_mode
   GROUP BY deployment
 ),
 details AS (
   SELECT
     m.deployment, m.phase, m.detail,
-    CAST(sum(m.count) AS BIGINT) AS count,
+    CAST(sum(m.requests) AS BIGINT) AS count,
     CAST(sum(p.requests) AS BIGINT) AS requests,
-    flatten(list(m.durations)) AS durations,
-    CAST(sum(m.total_ns) AS DOUBLE) AS total_ns,
-    CAST(sum(m.ttft_total_ns) AS DOUBLE) AS ttft_total_ns,
-    ['measured', 'reported', 'placed', 'inferred', 'upper_bound'][max(m.weakest)] AS basis
+    flatten(list(m.durations_ms)) AS durations,
+    CAST(sum(m.duration_ns) AS DOUBLE) AS total_ns,
+    CAST(sum(m.ttft_part_ns) AS DOUBLE) AS ttft_total_ns,
+    ['measured', 'reported', 'placed', 'inferred', 'upper_bound'][max(m.weakness)] AS basis
   FROM by_mode m
   LEFT JOIN population p ON p.deployment IS NOT DISTINCT FROM m.deployment AND p.mode = m.mode
   GROUP BY m.deployment, m.phase, m.detail

@@ -16,6 +16,7 @@ import polars as pl
 import pyarrow as pa
 
 from pdtrace import library
+from pdtrace._batches import duckdb_type
 from pdtrace._lookup import NOWHERE, places
 
 BESIDE_FILES = frozenset(
@@ -31,8 +32,10 @@ _SCAN_ROWS = 122_880  # a row group of DuckDB: what one thread scans at a time
 class Aside:
     """The batches that were kept aside, by table."""
 
-    def __init__(self, place: str = PLACE) -> None:
+    def __init__(self, place: str = PLACE, *, written: Iterable[str] = ()) -> None:
         self.place = place
+        self._written = set(written)  # tables that may have rows of their own; shared by copies
+        self._joined: set[str] = set()  # those of which these are shown too
         self._parts: dict[str, list[pa.Table]] = {}
         self._kept: dict[str, int] = {}
         self._changed: set[str] = set()
@@ -41,6 +44,7 @@ class Aside:
     def copy(self) -> Aside:
         """The same batches, for a connection to which none was shown yet."""
         other = Aside(self.place)
+        other._written = self._written
         other._parts = {table: list(parts) for table, parts in self._parts.items()}
         other._changed = set(other._parts)
         return other
@@ -52,6 +56,10 @@ class Aside:
             if list(map(id, self._parts.get(table, ()))) != list(map(id, parts)):
                 self._parts[table] = list(parts)
                 self._changed.add(table)
+
+    def wrote(self, *tables: str) -> None:
+        """Rows were written into these tables themselves."""
+        self._written.update(tables)
 
     def names(self) -> frozenset[str]:
         """Tables that have rows here."""
@@ -141,6 +149,7 @@ class Aside:
         connection.execute(f"DROP VIEW IF EXISTS temp.{table}")
         self._kept.pop(table, None)
         self._changed.discard(table)
+        self._joined.discard(table)
         self._frames.pop(table, None)
         return self._parts.pop(table, [])
 
@@ -156,25 +165,35 @@ class Aside:
 
     def show(self, connection: duckdb.DuckDBPyConnection, names: Iterable[str]) -> None:
         """Let the names of these tables mean the rows here too, on the store's own connection."""
-        for table in self._changed.intersection(names):
-            self._view(connection, table)
+        late = self._written.intersection(self._parts) - self._joined
+        for table in (self._changed | late).intersection(names):
+            self._joined.discard(table)
+            if table in self._written:
+                self._joined.add(table)
+            self._view(connection, table, joined=table in self._joined)
             self._changed.discard(table)
 
     def show_all(self, cursor: duckdb.DuckDBPyConnection) -> None:
         """The same for every table on another connection to the store: views like these are each one's own."""
         for table in self._parts:
-            self._view(cursor, table)
+            self._view(cursor, table, joined=True)
 
-    def _view(self, connection: duckdb.DuckDBPyConnection, table: str) -> None:
+    def _view(self, connection: duckdb.DuckDBPyConnection, table: str, *, joined: bool) -> None:
+        """`joined`: with the rows of the table itself. Without, and without casts to the same type, who reads is planned sooner."""
         columns = library.tables()[table].columns
-        selects = [f"SELECT {', '.join(c.name for c in columns)} FROM {self.place}.{table}"]
+        selects = []
+        if joined or not self._parts[table]:
+            selects = [f"SELECT {', '.join(c.name for c in columns)} FROM {self.place}.{table}"]
         for number, rows in enumerate(_together(self._parts[table])):
             connection.register(f"_{table}_{number}", rows)
-            casts = ", ".join(
-                f"CAST({c.name if c.name in rows.column_names else 'NULL'} AS {c.type}) AS {c.name}"
+            kinds = {field.name: duckdb_type(field.type) for field in rows.schema}
+            told = ", ".join(
+                c.name
+                if kinds.get(c.name) == c.type
+                else f"CAST({c.name if c.name in kinds else 'NULL'} AS {c.type}) AS {c.name}"
                 for c in columns
             )
-            selects.append(f"SELECT {casts} FROM _{table}_{number}")
+            selects.append(f"SELECT {told} FROM _{table}_{number}")
         union = " UNION ALL ".join(selects)
         connection.execute(f"CREATE OR REPLACE TEMP VIEW {table} AS {union}")
 

@@ -72,7 +72,9 @@ class Tables:
         self._checked: set[tuple[str, str]] = set()
         self._loading = False
         self._appended = 0
-        self._aside = Aside() if self.path is None else Aside(self._own_place())
+        self._aside = Aside()
+        if self.path is not None:  # which may have had rows before
+            self._aside = Aside(self._own_place(), written=library.tables())
         if not read_only:
             self.connection.execute(_beginning(in_memory=self.path is None))
             if self._taken_bytes < FEW_BYTES:
@@ -100,6 +102,7 @@ class Tables:
         else:
             place = f"{self._aside.place}.{table}" if table in self._aside.names() else table
             insert(self.connection, place, frame)
+            self._aside.wrote(table)
             self._appended += frame.num_rows
             if self._loading and self.path is not None and self._appended >= LET_GO_ROWS:
                 self._appended = 0
@@ -168,6 +171,7 @@ class Tables:
         for table in self._aside.names().intersection(names):
             for rows in self._aside.pop(self.connection, table):
                 insert(self.connection, table, rows)
+                self._aside.wrote(table)
 
     def replace(self, table: str, batch: object) -> int:
         """Put these rows in place of all that the table has."""

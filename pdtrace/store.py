@@ -168,12 +168,12 @@ class Store(Tables):
 
     def prepare(self, statement: str) -> None:
         """Make what a statement names: views and findings that wait, rows that were kept aside."""
-        if not self._waiting and not self._aside.names():
-            return
         text = statement.lower()
         if changed := aside.TABLES.intersection(_WRITTEN.findall(text)):
+            self._aside.wrote(*changed)
             self.settle_aside(*changed)
-        self._make(_WORD.findall(text))
+        if self._waiting or self._aside.names():
+            self._make(_WORD.findall(text))
 
     def _make(self, names: Iterable[str]) -> None:
         """Create these views and findings and what they read, unless they are there."""

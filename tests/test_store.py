@@ -172,6 +172,22 @@ def test_rows_aside_and_in_the_table_are_handed_out_together(store: Store) -> No
     assert store.count("legs WHERE request = 'r'") == LEAST_ROWS + 1
 
 
+def test_sql_sees_rows_aside_and_in_the_table_whichever_came_first(store: Store) -> None:
+    store.execute("INSERT INTO legs BY NAME SELECT 'written' AS leg")
+    for number in range(2):
+        store.append("legs", some_legs(number * LEAST_ROWS))
+        assert store.scalar("SELECT count(*) FROM legs") == LEAST_ROWS * (number + 1) + number + 1
+        with closing(store.beside()) as twin:  # another thread's: its rows go into the table
+            twin.append("legs", [{"leg": f"small {number}"}])
+            assert twin.scalar("SELECT count(DISTINCT leg) FROM legs") == store.scalar(
+                "SELECT count(*) FROM legs"
+            )
+    store.append("observations", pl.DataFrame({"request": ["r"] * LEAST_ROWS}))
+    assert store.scalar("SELECT count(*) FROM observations") == LEAST_ROWS
+    store.append("observations", [{"request": "late"}])
+    assert store.scalar("SELECT count(*) FROM observations") == LEAST_ROWS + 1
+
+
 def test_tables_that_may_have_rows_are_told_at_once(store: Store, tmp_path: Path) -> None:
     assert store.filled() == set()
     store.append("workers", [{"worker": "pid:1"}])

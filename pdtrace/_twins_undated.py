@@ -6,7 +6,7 @@ record stays: what its router repeats has passed through headers and is never mo
 
 from __future__ import annotations
 
-from pdtrace import workers
+from pdtrace import _twins_dated, workers
 from pdtrace.model import UNDATED
 from pdtrace.store import Store
 
@@ -47,6 +47,13 @@ def unite(store: Store) -> None:
     """Leave the worker's own record; what only its router knew of the same work goes to it."""
     if not _is_any(store):
         return
+    dated = _twins_dated.find(store)
+    _unite_repeats(store)
+    if dated:
+        _twins_dated.unite(store)
+
+
+def _unite_repeats(store: Store) -> None:
     store.execute(_PAIRS)
     if store.count("undated_twins"):
         store.execute(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import field
 
 import polars as pl
@@ -31,6 +32,7 @@ from ._table_values import (
 
 NAMED_COLUMNS = 30  # of columns that were not used, so many are named
 NOTE_CHARACTERS = 200
+_FAR = 10  # a start that is so many times the duration from zero counts on a clock
 _LONGEST_RUN_NS = 31 * 86_400 * 1_000_000_000
 
 
@@ -80,6 +82,7 @@ def make_plan(frame: pl.DataFrame, *, semicolons: bool = False) -> Plan:
         plan.columns.setdefault(meaning, []).append(
             Column(column.name, meaning, column.unit, column.rank)
         )
+    _on_the_clock_of_the_start(plan, frame)
     _settle_units(plan, frame)
     used = {c.name for columns in plan.columns.values() for c in columns}
     empty = {
@@ -182,6 +185,38 @@ def _settle_time(column: Column, series: pl.Series, plan: Plan) -> str | None:
         plan.rules[column.name] = rule
         return column.meaning
     return column.meaning
+
+
+_AN_INSTANT = re.compile(
+    r"(?:first|last)_?token_?(?:time|at|ts)|(?:end|finish|complet|done)\w*_?(?:time|at|ts)|timestamp"
+)
+
+
+def _on_the_clock_of_the_start(plan: Plan, frame: pl.DataFrame) -> None:
+    """A first or last token's "time" that follows an undated start row by row is an instant, no duration.
+
+    So TensorRT-LLM gives them: arrival, first and last token on a clock that counts from the machine's start.
+    """
+    start = plan.first("start")
+    rule = plan.rules.get(start.name) if start else None
+    if start is None or rule is None or rule.wall:
+        return
+    began = numbers(frame[start.name], decimal_comma=plan.commas.get(start.name))[0]
+    for meaning, instant in (("ttft", "first_at"), ("e2e", "end")):
+        column = plan.first(meaning)
+        if column is None or column.unit != start.unit or plan.first(instant):
+            continue
+        if "to_" in column.name.lower() or not _AN_INSTANT.search(column.name.lower()):
+            continue
+        value = numbers(frame[column.name], decimal_comma=plan.commas.get(column.name))[0]
+        apart, latest = (value - began).drop_nulls(), began.max()
+        after, usual = apart.min(), apart.median()
+        if not isinstance(after, int | float) or not isinstance(usual, int | float):
+            continue
+        if after >= 0 and isinstance(latest, int | float) and latest >= _FAR * usual:
+            plan.columns[meaning].remove(column)
+            plan.columns[instant] = [Column(column.name, instant, column.unit, column.rank)]
+            plan.rules[column.name] = rule
 
 
 def _too_far_apart(series: pl.Series, rule: InstantRule) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from pdtrace.api import Trace
 from pdtrace.collectors import table
 from pdtrace.collectors._table_headers import is_request_table, understand
 from pdtrace.inputs import expand
@@ -419,3 +420,20 @@ def test_a_server_that_hangs_up_failed_and_a_client_that_does_aborted(
     rows = [{"ttft_s": 0.1, "latency_s": 1.0, "error": None}, {"ttft_s": None, "latency_s": 9.0, "error": error}]  # fmt: skip
     path = written(tmp_path, "\n".join(map(json.dumps, rows)) + "\n", "run.jsonl")
     assert collect(table, path)["legs"]["status"].to_list() == ["completed", status]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        # instants on a clock that counts from the machine's start (TensorRT-LLM behind Triton)
+        ("arrival_time_ns,first_token_time_ns,last_token_time_ns\n76735247746000,76735374300000,76736545324000\n", [(126.554, 1297.578)]),
+        # instants from the start of the run
+        ("arrival_time,first_token_time,finish_time\n0,0.25,0.9\n1.5,1.8,2.5\n30,30.3,31\n", [(250, 900), (300, 1000), (300, 1000)]),
+        # durations beside such an arrival
+        ("arrival_time,first_token_time,last_token_time\n0,0.25,0.9\n1.5,0.3,1\n30,0.3,1\n", [(250, 900), (300, 1000), (300, 1000)]),
+    ],
+)  # fmt: skip
+def test_times_that_follow_an_undated_start_are_instants(tmp_path: Path, text: str, found: list[tuple[float, float]]) -> None:  # fmt: skip
+    (tmp_path / "a.csv").write_text(text.replace("\n", ",5\n").replace(",5", ",output_tokens", 1))
+    rows = Trace.read([tmp_path]).sql("SELECT ttft_ms, e2e_ms FROM requests ORDER BY request").rows()  # fmt: skip
+    assert [pytest.approx(pair) for pair in found] == rows

@@ -33,7 +33,6 @@ from ._dynamo_names import (
     engine_worker,
     status_of,
 )
-from ._dynamo_records import add_otlp_records
 from ._dynamo_request_trace import SCOPE, add_otlp_payloads, coverage
 from ._dynamo_spans import Tree, tree
 
@@ -146,6 +145,8 @@ def interpret_logs(records: pl.DataFrame, facts: pl.DataFrame, out: Sink) -> pl.
     ordered = records.sort("source", "record")
     records = ordered.unique(told, keep="first", maintain_order=True)
     copies = ordered.join(records, on=["source", "record"], how="anti")
+    from ._dynamo_records import add_otlp_records  # two modules: only for who has such records
+
     payloads = pl.col("scope_name").fill_null("") == SCOPE
     unused = [
         *add_otlp_payloads(records.filter(payloads), facts, out),

@@ -41,6 +41,11 @@ _NAMED: tuple[tuple[str, str, re.Pattern[bytes]], ...] = (
     ("GenAI-Perf or AIPerf table of totals", _TOTALS, re.compile(rb"\A\xef?\xbb?\xbf?Metric,(?:Unit,)?(?:avg|Avg)\b")),
     ("GenAI-Perf's or AIPerf's printed table", "totals over requests: profile_export.jsonl of the same run has the single requests", re.compile(
         rb"NVIDIA (?:AIPerf|GenAI-Perf) \| LLM Metrics")),
+    ("GenAI-Perf's or AIPerf's totals", "totals over requests: profile_export.jsonl (GenAI-Perf: profile_export.json) of the same run has the single requests", re.compile(
+        rb'"(?:request_latency|time_to_first_token)"\s*:\s*\{\s*"unit"\s*:')),
+    ("llama-benchy's printed table", "means over requests: its server's log, traces or metrics are read", re.compile(rb"\Allama-benchy \(")),
+    ("Triton's log of TensorRT-LLM", "Triton's /metrics are read; so are trtllm-serve's log and request metrics", re.compile(
+        rb'"(?:Active Request Count|Iteration Counter)\\?" ?: ?\d')),
     ("AIPerf time slices", _TOTALS, re.compile(rb"\A(?:\xef\xbb\xbf)?Timeslice,(?:Start_NS,End_NS,)?Metric,Unit,Stat,Value")),
     ("Locust's statistics", _TOTALS, re.compile(rb'\A(?:\xef\xbb\xbf)?"?Type"?,"?Name"?,"?Request Count|\A"?Timestamp"?,"?User Count')),
     ("k6 result", "one value of one metric a line: log the requests in the script instead", re.compile(
@@ -64,6 +69,9 @@ _WORDS: dict[str, tuple[bytes, ...]] = {
     "llm-d inference simulator log": (b".go:",),
     "Mooncake log": (b"Transfer Engine Stats", b".cpp:"),
     "LMCache log": (b"LMCache",),
+    "GenAI-Perf's or AIPerf's totals": (b'"unit"',),
+    "llama-benchy's printed table": (b"llama-benchy (",),
+    "Triton's log of TensorRT-LLM": (b"Active Request Count", b"Iteration Counter"),
     "inference-perf summary": (b'"load_summary"', b'"successes"'),
     "OpenTelemetry Collector's debug output": (b"ResourceSpans #",),
 }

@@ -37,6 +37,8 @@ _TYPE_LINE, _SAMPLE_LINE = re.compile(_TYPE), re.compile(SAMPLE)
 _BESIDE = re.compile(rf"^#|{_CHATTER}|{MARKER}")  # no sample, whatever it looks like
 SOON_CHARACTERS = 4096
 MOST = 0.8
+FEW = 5  # lines from which on samples without types are told from other words
+_NAMESPACE = r"^(?:vllm|sglang|lmcache|trtllm):\w+\{|^(?:sglang|dynamo|trtllm|lmcache)_\w+\{"
 
 
 def sniff(head: Head) -> Match | None:
@@ -61,7 +63,7 @@ def sniff(head: Head) -> Match | None:
     if typed and (good.any() or not len(plain)):
         return Match("exact", "Prometheus metrics")
     if (
-        len(plain) >= 5
+        (len(plain) >= FEW or bool(len(plain) and plain.str.contains(_NAMESPACE).all()))
         and good.sum() >= MOST * len(plain)
         and plain.str.contains(_METRIC_LIKE).any()
     ):

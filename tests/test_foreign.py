@@ -164,6 +164,9 @@ FOREIGN = [
     ("k6 result", "metric_name,timestamp,metric_value,status\nhttp_req_duration,1748779200,1200.5,200\n"),
     ("k6 result", '{"type": "Metric", "data": {"name": "http_req_duration"}, "metric": "http_req_duration"}\n'),
     ("EvalScope summary", '{"Total requests": 12, "Average time to first token (s)": 0.25}'),
+    ("GenAI-Perf's or AIPerf's totals", '{"request_throughput": {"unit": "requests/sec", "avg": 0.15}, "request_latency": {"unit": "ms", "avg": 6655.5}}'),
+    ("llama-benchy's printed table", "llama-benchy (0.4.0)\nDate: 2026-08-06 09:19:19\n| model | test | t/s | ttfr (ms) |\n"),
+    ("Triton's log of TensorRT-LLM", 'I1218 03:35:37.688135 20559 libtensorrtllm.cc:1205] {"Active Request Count":1,"Context Requests":1,"Iteration Counter":0}\n'),
     ("AIPerf time slices", "Timeslice,Metric,Unit,Stat,Value\n0,Input Sequence Length,tokens,avg,550.00\n"),
 ]  # fmt: skip
 

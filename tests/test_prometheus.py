@@ -356,3 +356,11 @@ def test_values_without_stamps_of_their_own_are_counted(dump) -> None:
     assert found["samples"].height == 1
     assert found.account.read == 3
     assert balanced(found)
+
+
+def test_two_samples_of_a_known_namespace_are_enough() -> None:
+    """What `curl .../metrics | grep` leaves."""
+    text = 'vllm:request_prefill_time_seconds_sum{engine="1"} 3.0\nvllm:request_prefill_time_seconds_count{engine="1"} 2.0\n'
+    assert prometheus.sniff(Head("a.txt", "a.txt", text.encode(), complete=True)) is not None
+    other = 'user:request_sum{engine="1"} 3.0\nuser:request_count{engine="1"} 2.0\n'
+    assert prometheus.sniff(Head("a.txt", "a.txt", other.encode(), complete=True)) is None

@@ -16,6 +16,7 @@ NAMED = (
     b"(ProxyActor pid=1", b"(ServeController pid=1", b"-- CALL x OK 1.0ms", b"-- GET /x 200 1.0ms", b"-- POST /x ERROR 1.0ms",
     b'"request_info": {}, "request_throughput_req_s"', b"= PERFORMANCE OVERVIEW", b"= WORLD + RUNTIME INFORMATION", b'I0101 00:00:00.000000 1 simulator.go:1] "Configuration:',
     b"[Metrics] Transfer Engine Stats", b"I0101 00:00:00.000000 1 transfer_engine.cpp:1]", b"] LMCache INFO:", b"INFO LMCache: ",
+    b'"request_latency": {"unit": "ms"', b'"time_to_first_token": {\n "unit":', b"llama-benchy (0.4.0)", b'"Active Request Count":1', b'\\"Iteration Counter\\":2',
     b"Run Info,Run Info,Benchmark", b"Benchmarks Stats:", b'{"load_summary":',
     b'"successes": {"count": 1, "request_latency": {', b"ResourceSpans #0 Span #1\n Trace ID",
 )  # fmt: skip

@@ -9,6 +9,7 @@ import polars as pl
 from pdtrace.model import Sink
 
 from ._common import integer, number
+from ._errors import UNNAMED, error_kind
 
 NO_START = "no request_start_ns"
 TTFT = "client: first response chunk - request start"
@@ -137,7 +138,7 @@ def _error(error: Any) -> str:
     if not isinstance(error, dict):
         return "error" if error else ""
     parts = (error.get("code"), error.get("type"))
-    return " ".join(str(part) for part in parts if part not in (None, "")) or "error"
+    return " ".join(error_kind(part) or "" for part in parts if part) or UNNAMED
 
 
 def _legs(rows: pl.DataFrame, worker: str) -> pl.DataFrame:

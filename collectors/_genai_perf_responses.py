@@ -8,6 +8,7 @@ from typing import Any
 from pdtrace.records import dataclass
 
 from ._common import integer, loads
+from ._errors import UNNAMED, error_kind
 
 _TEXTS = ("content", "reasoning_content", "reasoning", "text", "tool_calls", "function_call")
 
@@ -133,4 +134,4 @@ def _failed(answer: Answer, error: Any) -> None:
     """The kind of an error; its message may quote the prompt."""
     answer.status = "failed"
     kind = error.get("type") or error.get("code") if isinstance(error, dict) else None
-    answer.error = str(kind)[:60] if kind else answer.error or "error"
+    answer.error = error_kind(kind) or answer.error or UNNAMED

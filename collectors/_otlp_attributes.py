@@ -13,7 +13,7 @@ import pyarrow as pa
 from pdtrace.records import dataclass
 
 from ._compute import pc
-from ._otlp_content import LONG_BYTES, is_content_key, redact, without_content
+from ._otlp_content import LONG_BYTES, is_content_key, redact, stand_in
 from ._otlp_values import array_text, decoded_list_text, finite, json_text
 
 STRING, INT, DOUBLE, BOOL, OTHER = range(5)
@@ -310,8 +310,7 @@ def withhold(pairs: Ragged) -> int:
         rows = np.flatnonzero(mask)
         if len(rows):
             found = texts.filter(pa.array(mask)).to_pylist()
-            names = [pairs.keys[code] for code in codes[rows]]
-            new = [without_content(name, text) for name, text in zip(names, found, strict=True)]
+            new = [stand_in(text) for text in found]
             pairs.values[STRING] = pc.replace_with_mask(
                 texts, pa.array(mask), pa.array(new, pa.string())
             )

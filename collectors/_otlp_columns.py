@@ -17,8 +17,9 @@ import pyarrow as pa
 from pdtrace.records import dataclass
 
 from ._compute import pc
+from ._errors import is_plain
 from ._otlp_attributes import Lifted, json_objects, optional, ragged, typed_columns, withhold
-from ._otlp_content import LONG_BYTES, Counted, redact, stand_in
+from ._otlp_content import Counted, redact, stand_in
 from ._otlp_ids import hexadecimal
 from ._otlp_items import Items, Spans, nested, parents
 from ._otlp_resources import Resources
@@ -299,16 +300,17 @@ def _text(values: pa.Array) -> pa.Array:
 
 
 def _short(values: pa.Array, keep_content: bool) -> tuple[pa.Array, int]:
-    """Status messages without the long ones."""
+    """Status messages without those that may quote somebody."""
     if keep_content or values.null_count == len(values):
         return values, 0
-    long = pc.fill_null(pc.greater(pc.binary_length(values), LONG_BYTES), False)
-    texts = values.filter(long).to_pylist()
-    if not texts:
+    said = values.dictionary_encode() if not pa.types.is_dictionary(values.type) else values
+    texts = said.dictionary.to_pylist()
+    quoting = np.array([bool(text) and not is_plain(text) for text in texts], bool)
+    if not quoting.any():
         return values, 0
-    return pc.replace_with_mask(
-        values, long, pa.array([stand_in(t) for t in texts], pa.string())
-    ), len(texts)
+    kept = [stand_in(text) if quotes else text for text, quotes in zip(texts, quoting, strict=True)]
+    places = said.indices.drop_null().to_numpy()
+    return pa.array(kept, pa.string()).take(said.indices), int(quoting[places].sum())
 
 
 def _encoded(values: pa.Array, missing: str) -> pa.DictionaryArray:

@@ -17,7 +17,7 @@ LONG_BYTES = 4096
 
 # Keys as the conventions and instrumentations write them: OpenTelemetry gen_ai (current and older),
 # OpenLLMetry (traceloop), OpenInference (llm.*, input.value), Vercel AI SDK (ai.*), Langfuse,
-# Logfire.
+# Logfire. What an exception says may quote the prompt; its class stands under a key of its own.
 _CONTENT_KEY = re.compile(
     r"""^(
       gen_ai\.(prompt|completion|input|output|request\.messages|response\.messages|system_instructi
@@ -46,13 +46,13 @@ _CONTENT_KEY = re.compile(
     | (.*\.)?(prompt|prompt_text|completion|completion_text|generated_text|output_text|input_text|r
     easoning_content)
     | (messages|choices|content|prompts|completions)
+    | (.*\.)?(exception|error)[._](message|stacktrace|stack_trace|stack|description)
+    | otel\.status_description
     )$""",
     re.VERBOSE | re.IGNORECASE,
 )
 # Lists of ids that conventions define: long together, and no content.
 _ID_LISTS = frozenset({"pdtrace.step.member.ids"})
-# Stack traces help and are long: cut, not withheld.
-_CUT_KEY = "exception.stacktrace"
 
 
 @lru_cache(maxsize=65536)
@@ -65,13 +65,6 @@ def stand_in(text: str) -> str:
     """The JSON text that takes the place of content: its length in characters and its hash."""
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
     return f'{{"length":{len(text)},"sha256":"{digest}"}}'
-
-
-def without_content(key: str, text: str) -> str:
-    """What may be stored of a text that is content by its key or its length."""
-    if key == _CUT_KEY:
-        return text.encode()[:LONG_BYTES].decode("utf-8", "ignore")
-    return stand_in(text)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from ._table_columns import typed_columns
 from ._table_extras import intervals, reported, served, streams
 from ._table_headers import words_of
 from ._table_plan import NOTE_CHARACTERS, Plan
-from ._table_status import ERROR_CHARACTERS, with_status
+from ._table_status import with_status
 from ._table_times import with_times
 
 LONG_NOTES = "long_notes_not_stored"
@@ -151,7 +151,7 @@ def _legs(plan: Plan, values: pl.DataFrame, observer: str, worker: str) -> pl.Da
         "tenant",
         "route",
         "status",
-        pl.when(pl.col("finish_reason").str.len_chars() <= ERROR_CHARACTERS)
+        pl.when(pl.col("finish_reason").str.contains(r"^[A-Za-z][\w.-]{0,59}$"))
         .then("finish_reason")
         .alias("finish_reason"),
         "error",

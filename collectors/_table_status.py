@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import polars as pl
 
+from ._errors import UNNAMED, error_kind
 from ._table_columns import coalesced, or_null, text_of
 from ._table_headers import words_of
 from ._table_plan import Plan
 from ._table_values import numbers
 
-ERROR_CHARACTERS = 60
 _OK = (
     r"^(ok|okay|success|successful|succeeded|complete|completed|done|finished|true|yes|y|t|stop|length"
     r"|eos|pass|passed|good|정상|성공|成功|✓|✔|✅)$"
@@ -126,8 +126,13 @@ def _aborted(words: pl.Series) -> pl.Series:
 
 
 def _short_error(cells: pl.Series) -> pl.Series:
-    """The kind of an error; a long message may quote the prompt: only its kind or length stays."""
-    kind = cells.str.extract(r"([A-Za-z_.]*(?:Error|Exception|Timeout)[A-Za-z_]*)", 1)
-    length = pl.select(pl.format("error text of {} characters", cells.str.len_chars())).to_series()
-    short = _when(cells.str.len_chars() <= ERROR_CHARACTERS, cells)
-    return pl.select(pl.coalesce([short, kind, length])).to_series()
+    """The kind of an error, and of one without a name how long its text is: it may quote the prompt."""
+    texts = cells.drop_nulls().unique().to_list()
+    kinds = {text: _kind(text) for text in texts}
+    return cells.replace_strict(kinds, default=None, return_dtype=pl.String)
+
+
+def _kind(text: str) -> str:
+    kind = error_kind(text) or UNNAMED
+    named = kind != UNNAMED or text.strip() == UNNAMED
+    return kind if named else f"error text of {len(text)} characters"

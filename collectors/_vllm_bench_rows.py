@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ import polars as pl
 import pyarrow as pa
 
 from ._compute import pc
+from ._errors import error_kind
 from ._vllm_bench_values import id_prefix
 
 _ARRAYS = (
@@ -25,8 +25,6 @@ _TTFT_CHAT = (
 _QUEUE_TIME = (
     "vllm bench: the client's own wait for its concurrency limit before sending, no server queue"
 )
-_KIND = re.compile(r"([A-Za-z_]\w*(?:Error|Exception|Timeout|Cancelled|Disconnected))\b")
-_PHRASE = re.compile(r"[A-Z][A-Za-z' -]{2,39}")  # an HTTP reason: Bad Request, Service Unavailable
 INT32_MAX = 2**31 - 1
 
 
@@ -99,17 +97,6 @@ def _status(run: Run) -> list[str]:
     return ["completed" if nobody_failed or bool(m) else "unknown" for m in made]
 
 
-def _error(text: object) -> str | None:
-    """The kind of an error; its text may quote the prompt and is not kept."""
-    if not text:
-        return None
-    kinds = _KIND.findall(str(text))
-    if kinds:
-        return str(kinds[-1])  # the last line of a traceback names it
-    phrase = str(text).strip()
-    return phrase if _PHRASE.fullmatch(phrase) else "error"
-
-
 def _durations(run: Run, completed: pl.Series) -> tuple[pl.Series, pl.Series]:
     """(ttft_s, e2e_s): a failed request's zeros are no measurement."""
     ttft = _series(run.ttfts, run.count)
@@ -147,7 +134,7 @@ def legs(run: Run) -> pl.DataFrame:
             "output_tokens": output,
             "prompt_tokens": _series(run.input_lens, run.count).cast(pl.Int64, strict=False),
             "status": status,
-            "error": pl.Series([_error(text) for text in errors], dtype=pl.String),
+            "error": pl.Series([error_kind(text) for text in errors], dtype=pl.String),
         }
     )
     chat = "chat" in run.backend

@@ -19,6 +19,7 @@ import polars as pl
 from pdtrace.model import WALL, Head, Match, Sink, Source
 
 from ._common import CUT_OFF, NOT_AN_OBJECT, NOT_JSON, integer, loads, number
+from ._errors import UNNAMED, error_kind
 
 TITLE = "GuideLLM report (benchmarks.json)"
 
@@ -32,10 +33,6 @@ _MARKS = re.compile(
     rb'"guidellm_version"\s*:|"type_"\s*:\s*"(?:generative_benchmark|generative_request_stats|generative_text_response)"'
 )
 _STATUS = {"successful": "completed", "errored": "failed", "incomplete": "aborted"}
-_HTTP = re.compile(
-    r"'([45]\d\d) [A-Z]"
-)  # httpx: Server error '503 Service Unavailable' for url ...
-_KIND = re.compile(r"\b([A-Z]\w*(?:Error|Exception|Timeout))\b")
 _ROW: dict[str, type[pl.DataType]] = {
     "leg": pl.String, "record": pl.Int64, "request_id": pl.String, "session": pl.String,
     "turn": pl.Int64, "status": pl.String, "error": pl.String, "start": pl.Float64,
@@ -157,7 +154,7 @@ def _row(leg: str, record: int, status: str, request: dict[str, Any]) -> dict[st
         "request_id": request.get("response_id") or request.get("request_id"),
         "session": info.get("conversation_id"),
         "turn": integer(info.get("turn_index")) if info.get("conversation_id") else None,
-        "error": _error(info.get("error") or request.get("error")) if status == "failed" else None,
+        "error": (error_kind(info.get("error") or request.get("error")) or UNNAMED) if status == "failed" else None,
         "start": _instant(times.get("request_start")), "end": _instant(times.get("request_end")),
         "first": _instant(times.get("first_token_iteration")),
         "last": _instant(times.get("last_token_iteration")),
@@ -180,15 +177,6 @@ def _instant(value: Any) -> float | None:
 def _tokens(metrics: dict[str, Any]) -> int | None:
     found = integer(metrics.get("total_tokens"))
     return integer(metrics.get("text_tokens")) if found is None else found
-
-
-def _error(text: Any) -> str:
-    """An HTTP status or the kind of an error; its text may quote the request and is not kept."""
-    status = _HTTP.search(str(text or ""))
-    if status:
-        return f"HTTP {status[1]}"
-    kinds = _KIND.findall(str(text or ""))
-    return str(kinds[-1]) if kinds else "error"
 
 
 def _legs(rows: pl.DataFrame, worker: str, model: str | None) -> pl.DataFrame:

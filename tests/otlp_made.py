@@ -182,7 +182,7 @@ ONE = request(
             {"timeUnixNano": str(START + 9), "name": "finish", "droppedAttributesCount": 2},
         ],
         links=[{"traceId": "ab" * 16, "spanId": "cd" * 8, "flags": 256, "traceState": "k=v", "attributes": attributes({"why": "retry"})}],
-        status={"code": 2, "message": "boom"},
+        status={"code": 2, "message": "timed out"},
         traceState="a=b",
         flags=257,
         droppedEventsCount=3,

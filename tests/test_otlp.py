@@ -49,7 +49,7 @@ def check_one(out: Rows) -> None:
     assert (first["kind"], first["status_code"], first["status_message"]) == (
         "server",
         "error",
-        "boom",
+        "timed out",
     )
     assert (first["trace_state"], first["flags"], first["scope_name"], first["scope_version"]) == (
         "a=b",
@@ -272,13 +272,36 @@ def test_content_becomes_length_and_hash_unless_asked_for() -> None:
         assert out.attribute("gen_ai.prompt.0.content") == [stand_in]
         assert out.attribute("gen_ai.prompt.0.role") == ["user"]
         assert json.loads(out.attribute("unknown")[0])["length"] == 5000
-        assert len(out.attribute("exception.stacktrace")[0]) == 4096
+        assert json.loads(out.attribute("exception.stacktrace")[0])["length"] == 5000
         assert out.attribute("gen_ai.usage.input_tokens", int) == [4]
         assert out.facts == {"content_withheld": 6}
         kept = read(data, keep_content=True)
         assert kept.attribute("gen_ai.prompt") == [prompt]
         assert kept.attribute("unknown") == [long]
         assert kept.facts == {}
+
+
+def test_what_an_error_says_may_quote_the_prompt_and_is_not_kept() -> None:
+    prompt = "Tell me a secret"
+    body = request(
+        span(
+            status={"code": 2, "message": f"bad prompt: {prompt}"},
+            attributes=attributes({"error.message": prompt, "error.type": "BadRequestError"}),
+            events=[{"timeUnixNano": "1", "name": "exception", "attributes": attributes({
+                "exception.message": prompt, "exception.stacktrace": f"Traceback\nValueError: {prompt}", "exception.type": "ValueError",
+            })}],
+        ),
+        span(spanId="00" * 7 + "09", status={"code": 2, "message": "deadline exceeded"}),
+    )  # fmt: skip
+    for data in (lines(body), framed(body)):
+        out = read(data)
+        everything = str(out.frame().rows())
+        assert prompt not in everything
+        assert "ValueError" in everything
+        assert out.attribute("error.type")[0] == "BadRequestError"
+        assert "deadline exceeded" in out.frame()["status_message"].to_list()
+        assert out.facts == {"content_withheld": 4}
+        assert prompt in str(read(data, keep_content=True).frame().rows())
 
 
 def test_many_blocks_keep_the_order_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,7 +215,7 @@ def test_litellm_fills_a_missing_first_token_with_the_end(collect: Collect) -> N
     ]
     assert legs["status"].to_list() == ["completed", "completed", "failed"]
     assert legs["cached_tokens"][0] == 1024 and legs["observer"][0] == "gateway"
-    assert legs["error"][2] == "litellm.RateLimitError"
+    assert legs["error"][2] == "RateLimitError"
     assert "secret" not in str(legs.to_dicts()) and "secret" not in str(found["facts"].to_dicts())
 
 

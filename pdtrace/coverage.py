@@ -90,7 +90,7 @@ CONDITION_KEYS = (
 FACTS = """
 WITH single AS (
   SELECT source, min(deployment) AS deployment FROM legs WHERE deployment IS NOT NULL
-  GROUP BY source HAVING count(DISTINCT deployment) = 1
+  GROUP BY source HAVING min(deployment) = max(deployment)
 )
 SELECT f.*, w.role, coalesce(w.deployment, o.deployment) AS deployment
 FROM facts f

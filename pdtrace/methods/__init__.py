@@ -84,7 +84,7 @@ def _interference_gaps(tables: Tables) -> dict[str, pl.DataFrame]:
 def _interference_requests(tables: Tables) -> dict[str, pl.DataFrame]:
     """All workers' requests are read at once; two workers, or two ranks, are judged at a time."""
     workers = tables.short(interference_requests.WORKERS).to_dicts()
-    requests = tables.sql(_observed.REQUESTS)
+    requests = _observed.requests(tables)
     seen = tables.sql(_observed.OBSERVATIONS)
     mine = dict(_observed.by_worker(requests, seen))
     nothing = pl.concat([requests.clear(), seen.clear().drop("request")], how="horizontal")
@@ -159,7 +159,9 @@ def _changes(tables: Tables) -> dict[str, pl.DataFrame]:
     for deployment in tables.short(changes.DEPLOYMENTS)["deployment"].to_list():
         requests = tables.sql(changes.REQUESTS, deployment=deployment)
         found.append(changes.changes(changes.ordered(requests), deployment))
-    return {"changes": pl.concat([*found, changes.restarts(tables.short(changes.RESTARTS))])}
+    if any(not tables.short(query).is_empty() for query in changes.ANY_SIGN):
+        found.append(changes.restarts(tables.short(changes.RESTARTS)))
+    return {"changes": pl.concat([pl.DataFrame(schema=changes.RESULT_SCHEMA), *found])}
 
 
 METHODS: dict[str, Method] = {

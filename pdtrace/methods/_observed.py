@@ -6,20 +6,28 @@ The observer is the innermost one that saw nine in ten of the worker's requests.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
 from pdtrace._lookup import NOWHERE, Ints, places
 
-REQUESTS = """
-SELECT r.deployment, r.decode_worker AS worker, k.rank, r.request, r.prompt_tokens, r.cached_tokens,
+if TYPE_CHECKING:
+    from pdtrace.methods import Tables
+
+_REQUESTS = """
+SELECT r.deployment, r.decode_worker AS worker, {rank} AS rank, r.request, r.prompt_tokens, r.cached_tokens,
   r.output_tokens, r.streams, r.outcome, hash(r.request) AS place
-FROM requests AS r
-LEFT JOIN request_ranks AS k ON k.request = r.request AND k.worker = r.decode_worker
+FROM requests AS r {ranks}
 WHERE r.decode_worker IS NOT NULL
 """
+_RANKS = "LEFT JOIN request_ranks AS k ON k.request = r.request AND k.worker = r.decode_worker"
+# Without one of these the view request_ranks has no rows, and is not asked.
+_ANY_RANK = (
+    "SELECT 1 FROM legs WHERE rank IS NOT NULL LIMIT 1",
+    "SELECT 1 FROM step_members WHERE rank IS NOT NULL LIMIT 1",
+)
 
 OBSERVATIONS = """
 SELECT request, observer, start_ns, ttft_ms, e2e_ms, resolution_ns
@@ -29,6 +37,13 @@ WHERE ttft_ms IS NOT NULL AND start_ns IS NOT NULL
 
 SEEN = 0.9  # of a worker's requests
 NEAREST = ("engine", "frontend", "router", "gateway", "client")
+
+
+def requests(tables: Tables) -> pl.DataFrame:
+    """The requests that a known worker decoded."""
+    told = any(not tables.short(query).is_empty() for query in _ANY_RANK)
+    rank, ranks = ("k.rank", _RANKS) if told else ("NULL::VARCHAR", "")
+    return tables.sql(_REQUESTS.format(rank=rank, ranks=ranks))
 
 
 def by_worker(

@@ -39,6 +39,12 @@ DEPLOYMENTS = """
 SELECT deployment FROM requests WHERE start_ns IS NOT NULL GROUP BY 1 HAVING count(*) >= 60 ORDER BY 1
 """
 
+# Without one of these no worker began anew, and legs are not looked through.
+ANY_SIGN = (
+    "SELECT 1 FROM events WHERE kind IN ('restart', 'started') LIMIT 1",
+    "SELECT 1 FROM samples WHERE kind = 'counter' LIMIT 1",
+)
+
 # Signs that a worker began anew while it was in use: it said so, or counters fell.
 RESTARTS = """
 WITH sign AS (

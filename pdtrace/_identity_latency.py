@@ -7,8 +7,6 @@ observer that has it. Latencies are never mixed from two observers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 
 import polars as pl
 
@@ -83,17 +81,12 @@ def build(store: Store) -> None:
     observers.clear()
     headlines = headline(observations, requests)
     requests = with_headline(requests, observations, headlines)
-    with ThreadPoolExecutor(1, "pdtrace-requests") as pool, closing(store.beside()) as twin:
-        written = pool.submit(_write, twin, requests)
-        store.replace("observations", observations.drop("r", "own_clock"))
-        write_roles(store, inferred, legs, requests)
-        write_modes(store, requests, headlines)
-        written.result()
-
-
-def _write(store: Store, requests: pl.DataFrame) -> None:
-    with store.alone(requests.height):
-        store.replace("requests", requests.select(_REQUEST_COLUMNS))
+    store.fill("requests", requests.select(_REQUEST_COLUMNS))
+    store.replace("observations", observations.drop("r", "own_clock"))
+    write_roles(store, inferred, legs, requests)
+    write_modes(store, requests, headlines)
+    if store.path is not None:  # a transaction begun before the last row is there sees none
+        store.settle_filling()
 
 
 _REQUEST_COLUMNS = [

@@ -45,16 +45,21 @@ def load(store: Store, paths: Mapping[int, str | None]) -> pl.DataFrame:
     return legs.with_columns(pl.col("part").replace(rotated).replace(single))
 
 
-def narrow(store: Store, columns: Sequence[str], *, of_requests: bool = False) -> pl.DataFrame:
+def narrow(
+    store: Store, columns: Sequence[str], *, of_requests: bool = False, hops: bool = False
+) -> pl.DataFrame:
     """These columns of legs, and `row`: rowid, or the place among legs that are kept aside.
 
-    `of_requests`: only those that are no hops and have a request.
+    `of_requests`: only those that have a request, and are no hops unless these are asked for.
     """
     kept = store.kept_aside("legs")
     if kept is None:
-        which = "request IS NOT NULL AND container IS NOT TRUE" if of_requests else "true"
+        no_hops = "" if hops else " AND container IS NOT TRUE"
+        which = f"request IS NOT NULL{no_hops}" if of_requests else "true"
         return _from_table(store, columns, which)
-    real = kept["request"].is_not_null() & ~kept["container"].fill_null(value=False)
+    real = kept["request"].is_not_null()
+    if not hops:
+        real &= ~kept["container"].fill_null(value=False)
     kept = kept.with_row_index("row").select(pl.col("row").cast(pl.Int64), *columns)
     return kept.filter(real) if of_requests and not real.all() else kept
 

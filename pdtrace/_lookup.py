@@ -31,6 +31,8 @@ def places(names: pl.Series, among: pl.Series) -> Ints:
     """
     if not len(among) or not len(names):
         return np.full(len(names), NOWHERE, dtype=np.int64)
+    if not names.null_count() and names.equals(among):  # as where every request has one leg
+        return np.arange(len(names))
     place = _by_hash(names.hash().to_numpy(), among.hash().to_numpy())
     if place is None:
         return _by_text(names, among)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from pdtrace._identity_legs import narrow
 from pdtrace._lookup import NOWHERE, places
 
 if TYPE_CHECKING:
@@ -32,45 +33,45 @@ _DECODE = (
 # Of legs: their request may have been tried more than once.
 AGAIN = "(attempt > 0 OR (status = 'failed' AND observer = 'engine' AND container IS NOT TRUE))"
 
-# `counted` as in the view request_values, which joins what is not asked here.
-_REQUESTS = """
-WITH known AS (
-  SELECT deployment, count(*) FILTER (outcome = 'completed') = 0 AS none_completed
-  FROM requests
-  GROUP BY deployment
-)
-SELECT r.rowid AS number, request, start_ns, end_ns, first_token_ns, prefill_worker, decode_worker,
-       coalesce(mode = 'disaggregated', false) AS split, coalesce(mode = 'unknown', false) AS of_unknown_mode,
-       r.deployment, coalesce(mode, 'unknown') AS mode,
-       coalesce(outcome = 'completed', false)
-         OR (none_completed AND coalesce(outcome, 'unknown') = 'unknown') AS counted
-FROM requests r
-JOIN known k ON k.deployment IS NOT DISTINCT FROM r.deployment
-WHERE start_ns IS NOT NULL AND end_ns IS NOT NULL
-"""
-
-_LEGS = f"""
-SELECT leg, request, worker, first_token_ns, coalesce(role = 'prefill', false) AS prefills,
-       coalesce(role = 'decode', false) AS decodes,
-       coalesce(observer IN ('frontend', 'router'), false) AS outside,
-       container IS NOT TRUE AND coalesce(resolution_ns, 1) < {_COARSE_NS}
-         AND coalesce(first_token_delivered, role IS DISTINCT FROM 'prefill') AS delivers,
-       coalesce({AGAIN}, false) AS again
-FROM legs
-WHERE request IS NOT NULL
-"""
+_OF_REQUESTS = (
+    "request", "start_ns", "end_ns", "first_token_ns", "prefill_worker", "decode_worker", "deployment", "mode",
+    "outcome",
+)  # fmt: skip
+_OF_LEGS = (
+    "leg", "request", "worker", "first_token_ns", "role", "observer", "container", "resolution_ns",
+    "first_token_delivered", "attempt", "status",
+)  # fmt: skip
 
 
 def requests(store: Store) -> pl.DataFrame:
     """The requests that have a window, by their number: that of their row."""
-    names = _categories("prefill_worker", "decode_worker", "deployment", "mode")
-    found = store.sql(_REQUESTS).with_columns(names)
-    return found.sort("number")
+    found = store.take_filling("requests")
+    if found is None:
+        found = store.sql(f"SELECT rowid AS number, {', '.join(_OF_REQUESTS)} FROM requests")
+        found = found.sort("number")
+    else:
+        found = found.select(pl.int_range(pl.len()).alias("number"), *_OF_REQUESTS)
+    mode, outcome = pl.col("mode"), pl.col("outcome")
+    completed = (outcome == "completed").fill_null(value=False)
+    # `counted` as in the view request_values, which joins what is not asked here.
+    none_completed = completed.any().over("deployment").not_()
+    unknown = outcome.fill_null("unknown") == "unknown"
+    return (
+        found.with_columns(_categories("prefill_worker", "decode_worker", "deployment"))
+        .with_columns(
+            split=(mode == "disaggregated").fill_null(value=False),
+            of_unknown_mode=(mode == "unknown").fill_null(value=False),
+            mode=mode.fill_null("unknown").cast(pl.Categorical),
+            counted=completed | (none_completed & unknown),
+        )
+        .filter(pl.col("start_ns").is_not_null() & pl.col("end_ns").is_not_null())
+        .drop("outcome")
+    )
 
 
 def legs(store: Store, of: pl.DataFrame) -> pl.DataFrame:
     """The legs of these requests with what the rules below ask of them."""
-    found = store.sql(_LEGS).with_columns(_categories("worker"))
+    found = _judged(narrow(store, _OF_LEGS, of_requests=True, hops=True))
     place = places(found["request"], of["request"])
     known = place != NOWHERE
     if not known.all():
@@ -87,6 +88,23 @@ def legs(store: Store, of: pl.DataFrame) -> pl.DataFrame:
         for name in ("prefill_worker", "decode_worker")
     }
     return _paired(found).with_columns(**engine)
+
+
+def _judged(legs: pl.DataFrame) -> pl.DataFrame:
+    """What is asked of each leg alone; `again`: its request may have been tried more than once (as AGAIN)."""
+    role, observer = pl.col("role"), pl.col("observer")
+    real = pl.col("container").fill_null(value=False).not_()
+    fine = pl.col("resolution_ns").fill_null(1) < _COARSE_NS
+    failed = (pl.col("status") == "failed") & (observer == "engine") & real
+    tried = (pl.col("attempt") > 0).fill_null(value=False) | failed.fill_null(value=False)
+    return legs.select(
+        "leg", "request", _categories("worker"), "first_token_ns",
+        prefills=(role == "prefill").fill_null(value=False),
+        decodes=(role == "decode").fill_null(value=False),
+        outside=observer.is_in(["frontend", "router"]).fill_null(value=False),
+        delivers=real & fine & pl.coalesce("first_token_delivered", role.ne_missing("prefill")),
+        again=tried,
+    )  # fmt: skip
 
 
 def _paired(legs: pl.DataFrame) -> pl.DataFrame:

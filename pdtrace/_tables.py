@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import duckdb
@@ -15,6 +16,7 @@ from pdtrace import _aside as aside
 from pdtrace import library
 from pdtrace._aside import Aside
 from pdtrace._batches import POLARS, as_arrow, duckdb_type, first_line, fits, insert
+from pdtrace._filling import Filling
 from pdtrace.errors import SchemaMismatch, UnreadableInput
 
 # Files are written in the format of DuckDB 1.5, which is supported until 2027-03: both majors open them.
@@ -75,6 +77,8 @@ class Tables:
         self._aside = Aside()
         if self.path is not None:  # which may have had rows before
             self._aside = Aside(self._own_place(), written=library.tables())
+        self._filling: Filling | None = None  # a table that another thread writes
+        self._alone = _Alone()
         if not read_only:
             self.connection.execute(_beginning(in_memory=self.path is None))
             if self._taken_bytes < FEW_BYTES:
@@ -82,6 +86,8 @@ class Tables:
 
     def close(self) -> None:
         """Close the connection; a file is checkpointed by DuckDB."""
+        with suppress(duckdb.Error):
+            self.settle_filling()
         self.connection.close()
 
     def append(self, table: str, batch: object) -> int:
@@ -89,6 +95,7 @@ class Tables:
 
         Columns that the batch lacks become NULL. Raises SchemaMismatch for unknown columns and wrong types.
         """
+        self.settle_filling(table)
         columns = {c.name: c.type for c in library.staging(table).columns}
         frame = as_arrow(batch, columns)
         if frame.num_rows == 0:
@@ -180,9 +187,22 @@ class Tables:
 
     def clear(self, table: str) -> None:
         """Remove all rows of a table."""
+        self.settle_filling(table)
         if table in self._aside.names():
             self._aside.pop(self.connection, table)
         self.connection.execute(f"DELETE FROM {table}")
+
+    def settle_filling(self, table: str | None = None) -> None:
+        """Wait until all rows of this table, or of any, are there: somebody is about to change it."""
+        if self._filling is not None and table in {None, self._filling.table}:
+            filling, self._filling = self._filling, None
+            filling.end()
+
+    def take_filling(self, table: str) -> pl.DataFrame | None:
+        """The rows of a table that another thread still writes, in their order; for one reader."""
+        if self._filling is None or self._filling.table != table:
+            return None
+        return self._filling.take()
 
     def give(self, table: str, batch: object) -> None:
         """Fill a table that holds what this run was given (its `stage` says so).
@@ -235,9 +255,8 @@ class Tables:
             """SELECT table_name FROM duckdb_tables()
                WHERE estimated_size = 0 AND NOT temporary AND database_name = current_database()"""
         ).fetchall()
-        return frozenset(
-            library.tables().keys() - {name for (name,) in empty} | self._aside.names()
-        )
+        filled = library.tables().keys() - {name for (name,) in empty} | self._aside.names()
+        return frozenset(filled if self._filling is None else filled | {self._filling.table})
 
     def may_tell(self, table: str, column: str) -> bool:
         """Whether a row of a table may have a value in a column: not where all are kept aside and have none."""
@@ -283,11 +302,11 @@ class Tables:
         if not so:
             yield
             return
-        self.connection.execute("SET threads = 1")
+        self._alone.begin(self.connection)
         try:
             yield
         finally:
-            self.connection.execute("RESET threads")
+            self._alone.end(self.connection)
 
     @contextmanager
     def as_one(self) -> Iterator[None]:
@@ -329,6 +348,26 @@ class Tables:
             self.connection.execute("ROLLBACK")
         self._aside.undo()
         self.connection.execute("BEGIN")
+
+
+class _Alone:
+    """How many want each statement to keep to its thread: a setting that all connections share."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._count = 0
+
+    def begin(self, connection: duckdb.DuckDBPyConnection) -> None:
+        with self._lock:
+            self._count += 1
+            if self._count == 1:
+                connection.execute("SET threads = 1")
+
+    def end(self, connection: duckdb.DuckDBPyConnection) -> None:
+        with self._lock:
+            self._count -= 1
+            if self._count == 0:
+                connection.execute("RESET threads")
 
 
 def _beginning(*, in_memory: bool) -> str:

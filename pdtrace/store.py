@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from copy import copy
 from pathlib import Path
 from threading import RLock
@@ -18,6 +18,7 @@ from pdtrace import _ahead, library
 from pdtrace import _aside as aside
 from pdtrace._batches import POLARS
 from pdtrace._conditions import Conditions
+from pdtrace._filling import Filling
 from pdtrace._lookup import places
 from pdtrace._questions import Queries, may_be_empty
 from pdtrace._tables import FEW_ROWS, ROW_GROUP, Tables
@@ -169,16 +170,21 @@ class Store(Tables):
     def prepare(self, statement: str) -> None:
         """Make what a statement names: views and findings that wait, rows that were kept aside."""
         text = statement.lower()
-        if changed := aside.TABLES.intersection(_WRITTEN.findall(text)):
+        written = _WRITTEN.findall(text)
+        for table in written:
+            self.settle_filling(table)
+        if changed := aside.TABLES.intersection(written):
             self._aside.wrote(*changed)
             self.settle_aside(*changed)
-        if self._waiting or self._aside.names():
+        if self._waiting or self._aside.names() or self._filling is not None:
             self._make(_WORD.findall(text))
 
     def _make(self, names: Iterable[str]) -> None:
         """Create these views and findings and what they read, unless they are there."""
         wanted = set(names).union(*map(library.below, names))
         self._aside.show(self.connection, wanted)
+        if self._filling is not None and self._filling.table in wanted:
+            self._filling.ready()
         if not wanted & self._waiting:
             return
         with self._making:
@@ -193,6 +199,10 @@ class Store(Tables):
 
     def beside(self) -> Store:
         """The same tables for another thread, as they are now; what is appended large is not seen by the other."""
+        self.settle_filling()
+        return self._twin()
+
+    def _twin(self) -> Store:
         twin = copy(self)
         twin.connection = self._another()
         twin._aside = self._aside.copy()
@@ -202,6 +212,7 @@ class Store(Tables):
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         """Another connection to the same tables, for another thread or an unfinished result."""
+        self.settle_filling()
         cursor = self._another()
         self._aside.show_all(cursor)
         return cursor
@@ -261,7 +272,8 @@ class Store(Tables):
             """SELECT max(estimated_size) FROM duckdb_tables()
                WHERE NOT temporary AND table_name <> 'spans' AND database_name = current_database()"""
         )
-        return FEW_ROWS <= (most or 0) < ROW_GROUP and self._aside.most() < 8 * ROW_GROUP
+        most = max(most or 0, 0 if self._filling is None else self._filling.height)
+        return FEW_ROWS <= most < ROW_GROUP and self._aside.most() < 8 * ROW_GROUP
 
     @contextmanager
     def computed_once(
@@ -327,13 +339,31 @@ class Store(Tables):
             asked = self._asked(ask, statements)
             begun = self._begun.tasks(self.connection, names, asked, making)
             tasks = {name: _tried(_here(task)) for name, task in begun.items()}
+        if self._filling is not None:  # who reads this table waits for it
+            self._filling.hide()
+            tasks = {self._filling.table: _written(self._filling)} | tasks
         with self._in_one_thread(small):
             # One thread makes tables, the other one asks: numpy holds the interpreter, DuckDB does not.
             _ahead.run(
-                self.beside,
+                self._twin,
                 {name: self._with_what_is_made(task) for name, task in making.items()},
                 {name: self._with_what_is_made(task) for name, task in tasks.items()},
             )
+        self.settle_filling()
+
+    def fill(self, table: str, rows: pl.DataFrame) -> None:
+        """replace() by another thread, where the rows are many: who names the table meanwhile has the rows, or waits."""
+        if rows.height < aside.LEAST_ROWS:
+            self.replace(table, rows)
+            return
+        self.clear(table)
+        twin = self._twin()
+
+        def write() -> None:
+            with closing(twin), twin.alone(rows.height):
+                twin.append(table, rows)
+
+        self._filling = Filling(self.connection, table, rows, write, shown=self.path is None)
 
     def _with_what_is_made(self, task: _ahead.Task[Store]) -> _ahead.Task[Store]:
         """The same with the rows that were kept aside since the thread began."""
@@ -428,6 +458,10 @@ def _here(task: _ahead.Task[duckdb.DuckDBPyConnection]) -> _ahead.Task[_Thread]:
         task.work(mine.connection)
 
     return _ahead.Task(task.after, work)
+
+
+def _written(filling: Filling) -> _ahead.Task[Store]:
+    return _ahead.Task(frozenset(), lambda _: filling.wait())
 
 
 def _tried(task: _ahead.Task[Store]) -> _ahead.Task[Store]:

@@ -72,6 +72,7 @@ def take(inputs: list[Input], store: Store, options: Options | None = None) -> N
     from pdtrace import interpret, workers, zones
     from pdtrace._worker_rotation import join_pieces
 
+    begun = interpret.begin(store)
     write_sources(store, accounts)
     forget_copies(store, accounts)
     note_copies(accounts, interpret.deduplicate(store))
@@ -80,7 +81,8 @@ def take(inputs: list[Input], store: Store, options: Options | None = None) -> N
     interpret.name_resources(store)
     join_pieces(store)
     workers.resolve(store)
-    note_copies(accounts, interpret.run(store, deduplicated=True))
+    note_copies(accounts, interpret.run(store, deduplicated=True, begun=begun))
+    del begun  # it holds the spans' attributes
     workers.resolve(store)
     keep_one_row_a_key(store, accounts, KEYED)
     if not count_records(store, accounts):

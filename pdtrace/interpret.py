@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import PurePosixPath
 
 import polars as pl
+import pyarrow as pa
 
 from pdtrace import _span_batches, decisions, episodes, model, registry, spans
 from pdtrace.errors import PROBLEM, REPORT, in_one_line, reraise_stop
@@ -43,6 +45,7 @@ class _Survey:
     total: int
     owners: Mapping[tuple[str | None, str | None], str | None]  # by scope and name
     held: Mapping[str, Mapping[str, int | None]]  # spans.keys_held()
+    laid_out: pl.DataFrame | None = None  # _attributes() of the only owner
 
     def alone(self, owner: str) -> bool:
         """Whether no span has another owner."""
@@ -54,12 +57,49 @@ class _Survey:
         return all(name is not None for _, name in self.owners)
 
 
-def run(store: Store, *, deduplicated: bool = False) -> pl.DataFrame:
+class Begun:
+    """Spans that another thread surveys, and lays out where they are all of one collector: of use while they stay as they are."""
+
+    def __init__(self, batches: Sequence[pa.Table]) -> None:
+        self._batches = batches
+        pool = ThreadPoolExecutor(1, "pdtrace-spans")
+        self._survey = pool.submit(_laid_out, batches)
+        pool.shutdown(wait=False)
+
+    def survey(self, batches: Sequence[pa.Table]) -> _Survey | None:
+        """What is known of these spans, if they are the same."""
+        same = len(batches) == len(self._batches)
+        if same and all(a is b for a, b in zip(batches, self._batches, strict=True)):
+            return self._survey.result()
+        return None
+
+
+def begin(store: Store) -> Begun | None:
+    """Begin with spans that are kept aside, while copies are sought and workers named: hardly ever that changes them."""
+    batches = list(store.batches_aside("spans"))
+    if not batches or sum(table.num_rows for table in batches) > BATCH_SPANS:
+        return None
+    return Begun(batches)
+
+
+def _laid_out(batches: Sequence[pa.Table]) -> _Survey | None:
+    kinds = _span_batches.kinds(batches)
+    if kinds is None:
+        return None
+    survey = _survey(kinds, sum(table.num_rows for table in batches))
+    name = next(iter(survey.owners.values()), None)
+    if name is None or not survey.alone(name) or not survey.named:
+        return survey
+    laid_out = _attributes(batches, name, survey)
+    return _Survey(survey.total, survey.owners, survey.held, laid_out)
+
+
+def run(store: Store, *, deduplicated: bool = False, begun: Begun | None = None) -> pl.DataFrame:
     """Interpret log records, then spans; name_resources() and workers.resolve() come first.
 
     Returns what gave no row, with the reasons, in the shape of spans.deduplicate: log records that say nothing
     new, copies of spans (log records may hold spans too), choices that a span and a log line tell.
-    `deduplicated`: deduplicate() has just been here.
+    `deduplicated`: deduplicate() has just been here. `begun`: what begin() gave.
     """
     logs = store.count("log_records") > 0
     given = [_interpret_logs(store)] if logs else []
@@ -68,7 +108,7 @@ def run(store: Store, *, deduplicated: bool = False) -> pl.DataFrame:
         given.insert(0, deduplicate(store))
     again = episodes.find(store)
     if total := store.count("spans"):
-        survey = _surveyed(store, total)
+        survey = _surveyed(store, total, begun)
         facts = store.short("SELECT worker, key, value FROM facts")
         for name in registry.claims():
             if name in survey.owners.values() and hasattr(registry.collectors()[name], "interpret"):
@@ -205,23 +245,33 @@ def _resolved(resource: str) -> str:
     )
 
 
-def _surveyed(store: Store, total: int) -> _Survey:
+def _surveyed(store: Store, total: int, begun: Begun | None) -> _Survey:
     """Temp table span_owners(scope_name, name, owner): every span has exactly one owner."""
-    kinds = _span_batches.kinds(store.batches_aside("spans"))
-    if kinds is None:
-        store.prepare("FROM spans")
-        kinds = spans.kinds(store.connection)
-    keys: dict[tuple[str | None, str | None], set[str]] = {}
-    for scope, name, *texts in kinds:
-        keys.setdefault((scope, name), set()).update(spans.keys_of(texts))
-    owners = {
-        (scope, name): registry.owner(scope, name or "", frozenset(held))
-        for (scope, name), held in keys.items()
-    }
-    rows = [(scope, name, owner) for (scope, name), owner in owners.items()]
+    batches = store.batches_aside("spans")
+    survey = None if begun is None else begun.survey(batches)
+    if survey is None:
+        kinds = _span_batches.kinds(batches)
+        if kinds is None:
+            store.prepare("FROM spans")
+            kinds = spans.kinds(store.connection)
+        survey = _survey(kinds, total)
+    rows = [(scope, name, owner) for (scope, name), owner in survey.owners.items()]
     columns = {"scope_name": pl.String, "name": pl.String, "owner": pl.String}
     store.temporary("span_owners", pl.DataFrame(rows, schema=columns, orient="row"))
-    return _Survey(total, owners, spans.keys_held([texts for _, _, *texts in kinds]))
+    return survey
+
+
+def _survey(kinds: Iterable[Sequence[str | None]], total: int) -> _Survey:
+    keys: dict[tuple[str | None, str | None], set[str]] = {}
+    held = []
+    for scope, name, *texts in kinds:
+        keys.setdefault((scope, name), set()).update(spans.keys_of(texts))
+        held.append(texts)
+    owners = {
+        (scope, name): registry.owner(scope, name or "", frozenset(its))
+        for (scope, name), its in keys.items()
+    }
+    return _Survey(total, owners, spans.keys_held(held))
 
 
 def _column(key: str) -> str:
@@ -237,8 +287,12 @@ def _frame(
     `batches` = (which, of how many). With `again`, a trace whose ids were used twice counts as two.
     """
     alone = survey.alone(name) and survey.named
-    if alone and batches[1] == 1 and not again and (found := _all(store, name, survey)) is not None:
-        return found
+    if alone and batches[1] == 1 and not again:
+        found = survey.laid_out
+        if found is None:
+            found = _attributes(store.batches_aside("spans"), name, survey)
+        if found is not None:
+            return _with_resources(store, name, survey, found)
     claims = registry.claims()[name]
     held = survey.held
     present = [
@@ -271,21 +325,24 @@ def _frame(
     ).with_columns(**_absent(claims, held))
 
 
-def _all(store: Store, name: str, survey: _Survey) -> pl.DataFrame | None:
-    """The same of spans that are kept aside and are all of this collector; None where that needs SQL."""
-    batches = store.batches_aside("spans")
+def _attributes(batches: Sequence[pa.Table], name: str, survey: _Survey) -> pl.DataFrame | None:
+    """The same of spans that are kept aside and are all of this collector, but for what their resources say.
+
+    None where that needs SQL.
+    """
     if not batches:
         return None
-    claims = registry.claims()[name]
     columns = [c for c in SPAN_COLUMNS if c not in {"service_name", "worker", "mine"}]
     asked = {
         _column(key): (key, kind, spans.pairs(kind, survey.held[key]))
-        for key, kind in claims.attributes.items()
+        for key, kind in registry.claims()[name].attributes.items()
         if key in survey.held
     }
-    found = _span_batches.frame(batches, columns, asked)
-    if found is None:
-        return None
+    return _span_batches.frame(batches, columns, asked)
+
+
+def _with_resources(store: Store, name: str, survey: _Survey, found: pl.DataFrame) -> pl.DataFrame:
+    claims = registry.claims()[name]
     known = store.sql(
         f"""SELECT r.resource, {", ".join(("r.service_name", "w.worker", *_of_resources(claims)))}
             FROM resources r LEFT JOIN resource_workers w USING (resource)"""

@@ -118,13 +118,13 @@ def _interpret_engine(
         told = beside.submit(_reported, requests)
         placed = beside.submit(_intervals, requests, states)
         out.add("legs", engine_legs(requests, calls, states), record=None)
+        out.add("workers", workers.seen(requests, "vLLM"), record=None)
+        out.add("worker_aliases", workers.called_addresses(calls), record=None)
+        out.add("facts", workers.facts(requests), record=None)
         out.add("reported", told.result(), record=None)
         if not states.is_empty():
             out.add("events", preemptions(requests, states), record=None)
         out.add("intervals", placed.result(), record=None)
-    out.add("workers", workers.seen(requests, "vLLM"), record=None)
-    out.add("worker_aliases", workers.called_addresses(calls), record=None)
-    out.add("facts", workers.facts(requests), record=None)
 
 
 def _reported(requests: pl.DataFrame) -> pa.Table:

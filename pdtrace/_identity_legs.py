@@ -23,12 +23,17 @@ _COLUMNS = (
 _SAMPLE = 1000  # rows that show which columns may say the same of all
 
 
-def load(store: Store, paths: Mapping[int, str | None]) -> pl.DataFrame:
-    """All legs with their number `n` and the columns that identity needs; `paths` of the sources.
+def read(store: Store) -> pl.DataFrame:
+    """All legs with the columns that identity needs."""
+    return narrow(store, _COLUMNS)
+
+
+def numbered(rows: pl.DataFrame, paths: Mapping[int, str | None]) -> pl.DataFrame:
+    """These legs with their number `n` and what the rules ask of them; `paths` of the sources.
 
     `part` is the source, or the first one of the recording that it is a piece of.
     """
-    legs = described(narrow(store, _COLUMNS))
+    legs = described(rows)
     named = {source: path for source, path in paths.items() if path is not None}
     if len(named) < 2:  # nothing is a piece of anything
         return legs

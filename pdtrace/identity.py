@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import polars as pl
 
@@ -13,31 +15,91 @@ from pdtrace import _identity_latency as latency
 from pdtrace import _identity_names as bare_names
 from pdtrace import _identity_rooms as rooms
 from pdtrace._graph import Ints, components
-from pdtrace._identity_legs import load, weak
+from pdtrace._identity_legs import numbered, read, weak
 from pdtrace._lookup import repeated
 from pdtrace._worker_union import unite
+from pdtrace.records import dataclass
 from pdtrace.store import Store
 
 _EDGE_TABLE = {"leg_a": pl.String, "leg_b": pl.String, "rule": pl.String, "key": pl.String}
 
 
-def link(store: Store) -> None:
-    """Fill deployments, identity_edges, legs.deployment, legs.request and workers.deployment."""
-    deployments.restore_weak(store)
-    paths = dict(store.rows("SELECT source, path FROM sources"))
-    legs = load(store, paths)
-    filled = store.filled()
-    parent = edges.parents(legs, _spans(store))
-    links = deployments.links(store, filled)
+@dataclass(frozen=True)
+class _Joined:
+    """Legs, their requests and what these connect, before files that know no server are looked at."""
+
+    legs: pl.DataFrame
+    grouped: groups.Groups
+    community: deployments.Community
+    names: pl.Series
+
+
+class Begun:
+    """The rules that need only legs, applied by another thread: of use while legs and links stay as they are."""
+
+    def __init__(self, store: Store, kept: pl.DataFrame) -> None:
+        self._kept: pl.DataFrame | None = kept
+        self._links = deployments.links(store, store.filled())
+        pool = ThreadPoolExecutor(1, "pdtrace-identity")
+        self._joined = pool.submit(_without_spans, read(store), _paths(store), self._links)
+        pool.shutdown(wait=False)
+
+    def take(self, kept: pl.DataFrame | None, links: list[tuple[str, str]]) -> _Joined | None:
+        """What follows from these legs, if they are the same; it is let go here."""
+        before, self._kept = self._kept, None
+        if kept is None or kept is not before or links != self._links:
+            return None
+        found = self._joined.result()
+        del self._joined
+        return found
+
+
+def begin(store: Store) -> Begun | None:
+    """Begin with legs that are kept aside, while copies are sought and records counted: hardly ever that changes them."""
+    kept = store.kept_aside("legs")
+    return None if kept is None else Begun(store, kept)
+
+
+def _without_spans(
+    rows: pl.DataFrame, paths: dict[int, str], links: list[tuple[str, str]]
+) -> _Joined | None:
+    """None where spans between the legs must be looked at."""
+    legs = numbered(rows, paths)
+    if legs["traced"].any():
+        return None
+    return _joined(legs, np.full(legs.height, -1, dtype=np.int64), links)
+
+
+def _joined(legs: pl.DataFrame, parent: Ints, links: list[tuple[str, str]]) -> _Joined:
     grouped = joined(legs, parent, links)
     community = deployments.communities(legs, grouped.label, links)
-    grouped, community = _with_files(store, legs, grouped, community, links)
+    return _Joined(legs, grouped, community, request_names(legs, grouped.label))
+
+
+def _paths(store: Store) -> dict[int, str]:
+    return dict(store.rows("SELECT source, path FROM sources"))
+
+
+def link(store: Store, begun: Begun | None = None) -> None:
+    """Fill deployments, identity_edges, legs.deployment, legs.request and workers.deployment. `begun`: what begin() gave."""
+    deployments.restore_weak(store)
+    paths = _paths(store)
+    links = deployments.links(store, store.filled())
+    first = begun and begun.take(store.kept_aside("legs"), links)
+    if not first:
+        legs = numbered(read(store), paths)
+        first = _joined(legs, edges.parents(legs, _spans(store)), links)
+    legs = first.legs
+    grouped, community = _with_files(store, legs, first.grouped, first.community, links)
+    names = first.names
+    if grouped is not first.grouped:
+        names = request_names(legs, grouped.label)
     found = deployments.gather(legs, grouped.label, community, paths)
     silent = deployments.silent_workers(store, _placed(legs, community, found))
     hinted = deployments.by_folder(silent, found, paths)
     ids = {root: d.id for root, d in found.items()}
     of_leg = pl.Series(community.legs).replace_strict(ids, default=None, return_dtype=pl.String)
-    _write_legs(store, legs, of_leg, request_names(legs, grouped.label))
+    _write_legs(store, legs, of_leg, names)
     _write_edges(store, legs, grouped.edges)
     telling = {w.worker for w in silent if w.telling}
     _write_workers(store, legs, community, of_leg, ids, hinted, telling)

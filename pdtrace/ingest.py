@@ -21,6 +21,7 @@ from pdtrace.records import dataclass
 from pdtrace.store import Store
 
 if TYPE_CHECKING:
+    from pdtrace import identity
     from pdtrace.methods import Method
     from pdtrace.store import Questions
 
@@ -69,10 +70,10 @@ def take(inputs: list[Input], store: Store, options: Options | None = None) -> N
         )  # fmt: skip
     if not any(account.collectors for account in accounts):
         raise UnknownFormat(*nothing_recognised(accounts))
-    from pdtrace import interpret, workers, zones
+    from pdtrace import identity, interpret, workers, zones
     from pdtrace._worker_rotation import join_pieces
 
-    begun = interpret.begin(store)
+    laying_out = interpret.begin(store)
     write_sources(store, accounts)
     forget_copies(store, accounts)
     note_copies(accounts, interpret.deduplicate(store))
@@ -81,24 +82,24 @@ def take(inputs: list[Input], store: Store, options: Options | None = None) -> N
     interpret.name_resources(store)
     join_pieces(store)
     workers.resolve(store)
-    note_copies(accounts, interpret.run(store, deduplicated=True, begun=begun))
-    del begun  # it holds the spans' attributes
+    note_copies(accounts, interpret.run(store, deduplicated=True, begun=laying_out))
     workers.resolve(store)
+    joining = identity.begin(store)
     keep_one_row_a_key(store, accounts, KEYED)
     if not count_records(store, accounts):
         raise UnknownFormat(*nothing_kept(accounts))
-    derive(store, options)
+    _derive(store, options, joining)
 
 
-def derive(store: Store, options: Options | None = None) -> None:
+def _derive(store: Store, options: Options, joining: identity.Begun | None) -> None:
     """The stages after reading: deployments, identity, clocks, requests, phases, methods, views."""
     from pdtrace import clocks, identity, twins
 
     twins.unite(store)
-    identity.link(store)
+    identity.link(store, joining)
     _attempt(store, "aligning clocks", clocks.align)
     identity.build_requests(store)
-    cut_to_window(store, options or Options())
+    cut_to_window(store, options)
 
 
 def cut_to_window(store: Store, options: Options) -> None:

@@ -66,12 +66,14 @@ class Begun:
         self._survey = pool.submit(_laid_out, batches)
         pool.shutdown(wait=False)
 
-    def survey(self, batches: Sequence[pa.Table]) -> _Survey | None:
-        """What is known of these spans, if they are the same."""
-        same = len(batches) == len(self._batches)
-        if same and all(a is b for a, b in zip(batches, self._batches, strict=True)):
-            return self._survey.result()
-        return None
+    def take(self, batches: Sequence[pa.Table]) -> _Survey | None:
+        """What is known of these spans, if they are the same; it is let go here."""
+        before, self._batches = self._batches, ()
+        if not before or [*map(id, batches)] != [*map(id, before)]:
+            return None
+        found = self._survey.result()
+        del self._survey
+        return found
 
 
 def begin(store: Store) -> Begun | None:
@@ -248,7 +250,7 @@ def _resolved(resource: str) -> str:
 def _surveyed(store: Store, total: int, begun: Begun | None) -> _Survey:
     """Temp table span_owners(scope_name, name, owner): every span has exactly one owner."""
     batches = store.batches_aside("spans")
-    survey = None if begun is None else begun.survey(batches)
+    survey = None if begun is None else begun.take(batches)
     if survey is None:
         kinds = _span_batches.kinds(batches)
         if kinds is None:

@@ -7,9 +7,11 @@ first, and workers that only a third one connects would stay apart. A spanning t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import polars as pl
+
+from pdtrace.records import dataclass
 
 
 @dataclass(frozen=True)

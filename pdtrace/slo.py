@@ -17,7 +17,6 @@ table for the requests that no class takes:
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,6 +48,8 @@ def one_class(limits: Slo) -> SloPolicy:
 
 def read(path: str) -> SloPolicy:
     """The classes of a TOML file."""
+    import tomllib  # four modules that most commands have no use for
+
     try:
         content = tomllib.loads(Path(path).read_text("utf-8"))
     except OSError as error:

@@ -59,6 +59,11 @@ _EVENTS = (
      "a server did not take its clock's offset: its request metrics may be mis-aligned"),
     (r"Steady clock handshake with .* was too slow", "warning", "warning",
      "a server's clock could not be aligned: its request metrics are on its own clock"),
+    (r"exceeds the KV cache manager's maximum supported length", "failure", "critical",
+     "a forward pass failed: sequences longer than the KV cache holds"),
+    (r"Encountered an error in forward function", "failure", "critical", "a forward pass failed"),
+    (r"CUDA runtime error|CUDA error|NCCL error|illegal memory access", "failure", "critical", "GPU or communication error"),
+    (r"Failed to initialize executor|Executor worker died", "failure", "critical", "the executor did not start"),
     (r"CppExecutorError|Error in event loop|Fatal", "failure", "critical", "the executor failed"),
     (r"HTTPException [45]\d\d|\" [45]\d\d [A-Z][a-z]", "http_error", "warning", "an answer with an error status"),
     (r"Internal server error|Error encountered while processing request", "failure", "warning", "a request failed"),
@@ -197,7 +202,8 @@ def _write_steps(steps: pl.DataFrame | None, out: Sink) -> None:
 def _events(lines: pl.DataFrame) -> pl.DataFrame:
     """Failures and warnings; the detail is ours, whatever the line said."""
     text = pl.col("text")
-    bad = lines.filter(text.str.contains(_EVENT_LINES))
+    again = text.str.contains("Traceback (most recent call last)", literal=True)
+    bad = lines.filter(text.str.contains(_EVENT_LINES) & ~again)
     place: pl.Expr = pl.lit(None, pl.Int64)
     for number in reversed(range(len(_EVENTS))):
         place = pl.when(text.str.contains(_EVENTS[number][0])).then(number).otherwise(place)

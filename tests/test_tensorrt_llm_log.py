@@ -89,3 +89,19 @@ def test_printed_totals_of_a_benchmark_say_where_the_requests_are(collect: Colle
     (tmp_path / "bench.txt").write_text(text)
     account = collect(LOG, tmp_path / "bench.txt").account
     assert account.reasons[LOG.REASON_TOTALS] == 3 and account.read == 4
+
+
+def test_a_failed_forward_pass_and_an_executor_that_did_not_start_are_failures(collect: Collect, tmp_path: Path) -> None:  # fmt: skip
+    stamp = "[05/13/2026-21:33:16] [TRT-LLM] [E] "
+    said = (
+        "Encountered an error in forward function: The max KV cache length of input sequences (3646) exceeds the KV cache manager's maximum supported length (2049).",
+        "Traceback (most recent call last):",
+        "Failed to initialize executor on rank 1: [TensorRT-LLM][ERROR] CUDA runtime error in ::cudaFree(ptr): an illegal memory access was encountered",
+        "Executor worker died during initialization.",
+    )  # fmt: skip
+    (tmp_path / "serve.log").write_text("".join(f"{stamp}{line}\n" for line in said))
+    events = collect(LOG, tmp_path / "serve.log")["events"].sort("record")
+    assert events["kind"].unique().to_list() == ["failure"]
+    assert events["detail"].to_list() == [
+        "a forward pass failed: sequences longer than the KV cache holds", "GPU or communication error", "the executor did not start",
+    ]  # fmt: skip

@@ -141,3 +141,18 @@ def test_the_narrowest_bounds_are_used_and_turned_towards_the_outermost_clock() 
         "offset_ns": -5, "lower_ns": -7, "upper_ns": -4,
     }  # fmt: skip
     assert "r" not in way
+
+
+def test_a_client_is_moved_to_a_server_that_told_its_requests_twice(store: Store) -> None:
+    """The gateway's span and its log are one server's: both bound the client's clock, which is 400 ms ahead."""
+    legs = []
+    for n in range(20):
+        t = n * 500
+        legs += [
+            leg("g", n, "instance:g", "gateway", t + 1, t + 299, 0, span_id="1"),
+            leg("log", n, "instance:g", "gateway", t + 1, t + 299, 0),
+            leg("c", n, "client", "client", t, t + 300, 400),
+        ]
+    append(store, legs)
+    clocks.align(store)
+    assert off(store, "c", 0) <= 1

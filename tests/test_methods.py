@@ -162,6 +162,15 @@ def test_a_host_pause_inside_a_prefill_step_is_not_its_cost() -> None:
     )  # 20 ms of the 500 are still allowed
 
 
+def test_a_row_of_dear_prefill_steps_may_be_cost_and_widens_the_interval() -> None:
+    """Nobody decodes alone while 12 prompts in a row cost five times as much: neither pauses nor surely cost."""
+    rows = run(2000)
+    for n in range(12):
+        rows[1000 + n] = step(1000 + n, 9.0 + 50.0, 4, [100])
+    row = only(rows)
+    assert row["lost_high_s"] >= 4 * (199 * 0.010 + 12 * 0.050)
+
+
 def test_pauses_outside_prefill_steps_cost_prefill_nothing() -> None:
     rows = [step(i, 9.0 + (300 if i % 50 == 0 else 0) + 0.001 * (i % 7), 4) for i in range(1000)]
     row = only(rows)

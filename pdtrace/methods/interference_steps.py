@@ -60,6 +60,7 @@ AT_ONCE, AT_ONCE_NS, MOST_AT_ONCE = 0.2, 2_000_000, 0.2
 SURE_COSTS = (
     100  # prefill steps from which on their cost is known well enough to call the rest a pause
 )
+MANY_DEAR = 5  # so many prefill steps one after another that all exceed their cost: no pauses
 FIT_ROWS = 50_000  # rows that a fit looks at
 # Error of the interval as parts of the exposed baseline and of the loss, calibrated on simulations.
 BASE_ERROR, MODEL_ERROR = 0.015, 0.02
@@ -169,9 +170,10 @@ def _rank(frame: pl.DataFrame, consumer: bool) -> tuple[dict[str, Any], pl.DataF
     of_again = steps.again_tokens / np.where(steps.again, steps.tokens, 1.0)
     result["again_lost_s"] = float((lost * of_again).sum())
     result["capped_s"] = None if cut is None else float((cut * residents)[affected].sum() / 1e9)
-    if cut is not None and affected.sum() < SURE_COSTS:
-        # so few do not tell for sure what a prompt costs: what was called a pause may be cost
-        result["lost_high_s"] += result["capped_s"]
+    if cut is not None:
+        # so few do not tell for sure what a prompt costs, and so many one after another are no pauses: it may be cost
+        unsure_cut = affected if affected.sum() < SURE_COSTS else affected & _in_rows(steps, cut)
+        result["lost_high_s"] += float((cut * residents)[unsure_cut].sum() / 1e9)
     few = result["affected_steps"] if 0 < result["affected_steps"] < MIN_AFFECTED else 0
     result["note"] = _note(steps, cut is None, certain, few)
     return result, lost_table
@@ -292,6 +294,18 @@ def _cap(steps: Steps, excess: Floats) -> tuple[Floats, Floats | None]:
     capped = excess.copy()
     capped[rows] = np.minimum(excess[rows], limit)
     return capped, excess - capped
+
+
+def _in_rows(steps: Steps, cut: Floats) -> Bools:
+    """Steps that belong to a long row of prefill steps of which each was dearer than any prompt should be."""
+    rows = np.flatnonzero(steps.mixed | steps.prefill_only)
+    dear = np.concatenate([[0], (cut[rows] > 0).astype(np.int8), [0]])
+    starts, ends = np.flatnonzero(np.diff(dear) == 1), np.flatnonzero(np.diff(dear) == -1)
+    found = np.zeros(len(cut), dtype=bool)
+    for start, end in zip(starts, ends, strict=True):
+        if end - start >= MANY_DEAR:
+            found[rows[start:end]] = True
+    return found
 
 
 def _run_before(steps: Steps, rows: NDArray[np.int64]) -> Floats:

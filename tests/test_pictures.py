@@ -145,3 +145,23 @@ def test_a_picture_that_breaks_says_why_and_leaves_the_others_alone(store: Store
     assert not broken.there
     assert "report it" in broken.problem
     assert [p.problem for p in made if p is not broken] == [""] * (len(made) - 1)
+
+
+@pytest.mark.parametrize("query", ["ttft_by_prompt", "no_query_of_ours"])
+def test_rows_that_no_query_orders_come_in_one_order(query: str) -> None:
+    rows = pl.DataFrame(
+        {"deployment": ["b", "a", "a"], "value": [1.0, 3.0, None], "gaps": [[1], [2], [3]]}
+    )
+    turned = pictures.settled(query, rows.reverse())
+    assert turned.equals(pictures.settled(query, rows))
+    assert turned["value"].to_list() == [None, 3.0, 1.0]
+
+
+def test_sums_of_another_order_are_the_same_number() -> None:
+    one, other = (pl.DataFrame({"sum": [value]}) for value in (0.1 + 0.2, 0.3))
+    assert pictures.settled("belief_points", one).equals(pictures.settled("belief_points", other))
+
+
+def test_rows_that_a_query_orders_stay_as_they_are() -> None:
+    rows = pl.DataFrame({"deployment": ["b", "a"], "place": [2, 1]})
+    assert pictures.settled("belief_points", rows).equals(rows)

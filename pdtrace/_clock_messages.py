@@ -80,7 +80,7 @@ half AS (
     AND min(role) OVER (PARTITION BY request, worker) = max(role) OVER (PARTITION BY request, worker)
 ),
 lasted AS (
-  SELECT request, role, bool_or(bootstrap_room IS NOT NULL) AS room,
+  SELECT request, role = 'prefill' AS of_prompt, bool_or(bootstrap_room IS NOT NULL) AS room,
     max(CASE WHEN role = 'prefill' THEN coalesce(first_token_ns, end_ns) ELSE coalesce(last_token_ns, end_ns) END
       - start_ns) AS parts
   FROM half

@@ -156,3 +156,20 @@ def test_a_client_is_moved_to_a_server_that_told_its_requests_twice(store: Store
     append(store, legs)
     clocks.align(store)
     assert off(store, "c", 0) <= 1
+
+
+def test_a_file_of_requests_beside_the_spans_does_not_make_the_engine_last_twice(
+    store: Store,
+) -> None:
+    """The file names no role: its record is the same part, told of another worker."""
+    legs = []
+    for n in range(20):
+        t = n * 500
+        legs += [
+            leg("r", n, "instance:r", "router", t, t + 300, 0),
+            leg("e", n, "instance:e", "engine", t + 1, t + 298, 370, role="aggregated"),
+            leg("f", n, "file:f", "engine", t + 1, t + 298, 370, output_tokens=9),
+        ]
+    append(store, legs)
+    clocks.align(store)
+    assert (off(store, "e", 1) <= 1, off(store, "f", 1) <= 1) == (True, True)

@@ -30,11 +30,13 @@ def run(folder: str, role: str | None, service: str | None, command: tuple[str, 
     """
     from pdtrace.instrumentation.auto import environment
 
-    try:
-        os.makedirs(folder, exist_ok=True)  # noqa: PTH103 -- and a word where that fails
+    above = os.path.abspath(folder)  # noqa: PTH100 -- as below
+    while not os.path.lexists(above):
+        above = os.path.dirname(above)  # noqa: PTH120
+    if os.path.isdir(above) and os.access(above, os.W_OK):  # noqa: PTH112
         note = f"traces go to {folder}; then: pdtrace diagnose {folder}"
-    except OSError as error:
-        note = f"warning: nothing is recorded, {folder} cannot be made: {error.strerror}"
+    else:
+        note = f"warning: nothing is recorded, {above} cannot be written"
     click.echo(f"pdtrace: {note}", err=True)
     changed = environment(os.environ, os.path.abspath(folder), role, service)  # noqa: PTH100 -- the program may change its folder
     try:

@@ -51,6 +51,8 @@ def _require_utf8(path: Path | None) -> None:
 class Tables:
     """Rows go in here; questions are asked of the Store that this is part of."""
 
+    _filling: Filling | None = None  # a table that another thread writes
+
     def __init__(
         self, path: str | Path | None = None, *, read_only: bool = False, scratch: bool = False
     ) -> None:
@@ -77,7 +79,6 @@ class Tables:
         self._aside = Aside()
         if self.path is not None:  # which may have had rows before
             self._aside = Aside(self._own_place(), written=library.tables())
-        self._filling: Filling | None = None  # a table that another thread writes
         self._alone = _Alone()
         if not read_only:
             self.connection.execute(_beginning(in_memory=self.path is None))

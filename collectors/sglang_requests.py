@@ -62,6 +62,8 @@ def read(source: Source, out: Sink) -> None:
     )  # fmt: skip
     if role:
         out.worker({"file": source.path}, engine=ENGINE, role=role, role_basis="inferred")
+    # Whose requests these are is told by the spans or the log of the same ids.
+    out.fact(worker, "_file_of_requests", "true")
     out.add("legs", meta.legs(found))
     for table, frame in (("intervals", meta.intervals(found)), ("reported", meta.reported(found))):
         if frame.height:

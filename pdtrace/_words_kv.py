@@ -23,11 +23,16 @@ def kv_transfer(row: Row) -> Words:
         most = "at most " if row["upper_bound_s"] > NOTICED * row["value"] else ""
         title = f"KV transfer and waiting for it take {most}{of_ttft(row)}"
         detail = _split(row)
+    if holding := _holding(row):
+        title = (
+            f"waiting for KV takes {of_ttft(row)} beside the prefill, which may hold the transfer"
+        )
     return Words(
         title,
         sentence(
             wait_spread(row),
             detail,
+            holding,
             _narrowed(row),
             _space(row),
             _side(row),
@@ -54,6 +59,16 @@ def _bounded(row: Row) -> str:
         else "None of it is known to be KV time for sure."
         if waited
         else None,
+    )
+
+
+def _holding(row: Row) -> str | None:
+    """Prefill on prefill workers whose record ends with the transfer."""
+    if row["prefill_bound_s"] <= NOTICED * row["value"]:
+        return None
+    return (
+        f"The {seconds(row['prefill_bound_s'])} of prefill run from the first batch to the transfer's end: how much of "
+        "them is transfer these records do not tell; the engine's own spans would."
     )
 
 
@@ -89,8 +104,11 @@ def _split(row: Row) -> str:
         busy = (
             f"; for {share(row['link_busy_s'] / apart)} of those waits the link was moving other KV"
         )
+    moving = f"Transfer {seconds(row['transfer_s'])}"
+    if not row["transfer_s"] and _holding(row):
+        moving = "Transfer not told apart"
     return (
-        f"Transfer {seconds(row['transfer_s'])}, {waited}{busy}, loads from a cache tier "
+        f"{moving}, {waited}{busy}, loads from a cache tier "
         f"{seconds(row['load_s'])}{bound}.{f' {walls}' if walls else ''}"
     )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pdtrace import wording
 from pdtrace.collectors import sglang_log
 from pdtrace.diagnose import diagnose
 from pdtrace.ingest import ingest
@@ -134,6 +135,13 @@ def test_time_stats_of_both_sides_meet_in_their_room_and_carry_their_own_epoch(
     }  # fmt: skip
     assert store.rows("SELECT DISTINCT basis FROM phases WHERE detail = 'prefill_wall'") == [("upper_bound",)]  # fmt: skip
     assert store.rows("SELECT bytes, duration_ms, direction FROM transfers") == [(352 * 2**20, None, "prefill_to_decode")]  # fmt: skip
+    # Of the transfer itself only the prefill's end tells: 16 ms of waits, and up to 140 ms more of it in the prefill.
+    (row,) = store.query("kv_transfer").to_dicts()
+    seen = {k: row[k] for k in ("value", "interval_high", "prefill_bound_s")}
+    assert seen == {"value": 0.016, "interval_high": pytest.approx(0.156), "prefill_bound_s": 0.14}
+    said = wording.finding("kv_transfer", row)
+    assert said.title.endswith("beside the prefill, which may hold the transfer")
+    assert "Transfer not told apart" in said.detail
     zones = store.rows("SELECT value FROM facts WHERE key = 'log_time_zone' ORDER BY value")
     assert [zone[0][:9] for zone in zones] == ["UTC", "UTC+09:00"]
 

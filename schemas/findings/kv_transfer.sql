@@ -7,7 +7,9 @@
 -- `bound` says that more than half of value is such a bound. So is a movement inside a prefill that
 -- is known as wall time only (wall_s): the prompt may have been computed meanwhile. Counters of the movements narrow it:
 -- no more than counter_s of the wait can be the transfer itself, provided that they tell of as many
--- movements as requests waited (at_most_transfer_s). Where P makes the first token the wait lies in
+-- movements as requests waited (at_most_transfer_s). A prefill that is an upper bound on a prefill
+-- worker (first batch to the transfer's end) may hold the transfer: prefill_bound_s is no part of value, but
+-- of interval_high. Where P makes the first token the wait lies in
 -- the first gap, not in TTFT: after_first_s, first_gap_ratio. Where prefill and decode are split,
 -- the row is always there: that KV costs little is an answer, too.
 --
@@ -26,7 +28,7 @@
 --   value               DOUBLE     seconds that the requests spent there, summed
 --   unit                VARCHAR    s
 --   interval_low        DOUBLE     value without its upper-bound part
---   interval_high       DOUBLE     value
+--   interval_high       DOUBLE     value, with prefill_bound_s
 --   share               DOUBLE     over TTFT: sum of the part before first tokens over the sum of TTFT; NULL where no first token is known
 --   requests            BIGINT     requests that spent time there
 --   workers             VARCHAR[]  workers of at least a tenth of the seconds, the greatest first
@@ -41,6 +43,7 @@
 --   transfer_s          DOUBLE     s  part in a transfer that somebody states and that no prefill can have hidden
 --   wait_s              DOUBLE     s  part waiting for the transfer to begin or for KV space
 --   upper_bound_s       DOUBLE     s  part that is an upper bound
+--   prefill_bound_s     DOUBLE     s  prefill of split requests that may hold their transfer; 0: none does
 --   wall_s              DOUBLE     s  of it movements inside a prefill known as wall time only: hidden behind it, or waited for
 --   load_s              DOUBLE     s  part loading a prefix from another cache tier that no prefill can have hidden
 --   transfers           BIGINT     KV movements that records tell one by one; NULL when none do
@@ -119,6 +122,13 @@ ended AS (
   FROM transfer_times
   GROUP BY deployment
 ),
+holding AS (
+  SELECT p.deployment, CAST(sum(CAST(round(p.bound_ms * 1e6) AS BIGINT)) AS DOUBLE) / 1e9 AS prefill_bound_s
+  FROM phase_by_request AS p
+  JOIN requests AS r ON r.request = p.request
+  WHERE p.counted AND p.phase = 'prefill' AND p.bound_ms > 0 AND r.mode = 'disaggregated'
+  GROUP BY p.deployment
+),
 behind AS (
   SELECT w.deployment, sum(busy_ms) / 1e3 AS link_busy_s
   FROM transfer_waits AS w
@@ -137,7 +147,8 @@ SELECT d.deployment,
   CASE WHEN coalesce(ttft_ratio, e2e_ratio) >= 0.25 AND wait_p90_ms >= min_wait_ms
     THEN 'warning' ELSE 'info' END AS severity,
   d.wait_s AS cost_s, 'B' AS level, d.wait_s AS value, 's' AS unit,
-  d.wait_s - bound_s AS interval_low, d.wait_s AS interval_high,
+  d.wait_s - bound_s AS interval_low,
+  d.wait_s + coalesce(h.prefill_bound_s, 0) AS interval_high,
   ttft_ratio AS share, d.requests, d.workers, d.culprits,
   coalesce(s.paths, []) AS sources,
   seen, e2e_ratio AS share_of_e2e_ratio, wait_p50_ms, wait_p90_ms, wait_p99_ms,
@@ -146,7 +157,7 @@ SELECT d.deployment,
   coalesce(detail_s['bridge_wait'] - bound_detail_s['bridge_wait'], 0)
     + coalesce(detail_s['kv_space_wait'] - bound_detail_s['kv_space_wait'], 0)
     + coalesce(detail_s['kv_wait_upper_bound'] - bound_detail_s['kv_wait_upper_bound'], 0) AS wait_s,
-  bound_s AS upper_bound_s,
+  bound_s AS upper_bound_s, coalesce(h.prefill_bound_s, 0) AS prefill_bound_s,
   coalesce(bound_detail_s['kv_transfer'], 0) + coalesce(bound_detail_s['kv_load'], 0) AS wall_s,
   coalesce(detail_s['kv_load'] - bound_detail_s['kv_load'], 0) AS load_s,
   m.movements AS transfers, m.bytes AS transferred_bytes,
@@ -175,6 +186,7 @@ LEFT JOIN transfer_summary AS m ON m.deployment IS NOT DISTINCT FROM d.deploymen
 LEFT JOIN late AS e ON e.deployment IS NOT DISTINCT FROM d.deployment
 LEFT JOIN decode_cache AS u ON u.deployment IS NOT DISTINCT FROM d.deployment
 LEFT JOIN ended AS o ON o.deployment IS NOT DISTINCT FROM d.deployment
+LEFT JOIN holding AS h ON h.deployment IS NOT DISTINCT FROM d.deployment
 LEFT JOIN behind AS n ON n.deployment IS NOT DISTINCT FROM d.deployment
 LEFT JOIN busiest_link AS b ON b.deployment IS NOT DISTINCT FROM d.deployment
 LEFT JOIN deployment_sources AS s ON s.deployment = d.deployment AND s.evidence = 'requests'

@@ -96,8 +96,8 @@ def _read_benchmark(
     if rows:
         frame = pl.DataFrame(rows, schema=_ROW)
         backend = _inner(config, "backend") or _inner(benchmark, "worker")
-        model = backend.get("model") or backend.get("backend_model")
-        out.add("legs", _legs(frame, worker, str(model) if model else None))
+        model = _name(backend.get("model")) or _name(backend.get("backend_model"))
+        out.add("legs", _legs(frame, worker, model))
         said = pl.concat(
             [_reported(frame, "due", "start", DELAY), _reported(frame, "start", "answer", TTFOT)]
         )
@@ -128,7 +128,8 @@ def _facts(config: dict[str, Any], version: Any) -> Iterator[tuple[str, object]]
 
 def _listed(requests: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for group, status in _STATUS.items():
-        for request in requests.get(group) or ():
+        found = requests.get(group)
+        for request in found if isinstance(found, list) else ():
             if isinstance(request, dict):
                 yield status, request
 
@@ -151,9 +152,9 @@ def _row(leg: str, record: int, status: str, request: dict[str, Any]) -> dict[st
     asked = _inner(request, "input_metrics")
     return {
         "leg": leg, "record": record, "status": status,
-        "request_id": request.get("response_id") or request.get("request_id"),
-        "session": info.get("conversation_id"),
-        "turn": integer(info.get("turn_index")) if info.get("conversation_id") else None,
+        "request_id": _name(request.get("response_id")) or _name(request.get("request_id")),
+        "session": _name(info.get("conversation_id")),
+        "turn": integer(info.get("turn_index")) if _name(info.get("conversation_id")) else None,
         "error": (error_kind(info.get("error") or request.get("error")) or UNNAMED) if status == "failed" else None,
         "start": _instant(times.get("request_start")), "end": _instant(times.get("request_end")),
         "first": _instant(times.get("first_token_iteration")),
@@ -172,6 +173,11 @@ def _instant(value: Any) -> float | None:
     """Seconds since the epoch; -1 and 0 stand for none."""
     seconds = number(value)
     return seconds if seconds is not None and seconds > 0 else None
+
+
+def _name(value: Any) -> str | None:
+    """An id; None for what is none."""
+    return str(value) if value and isinstance(value, str | int) and value is not True else None
 
 
 def _tokens(metrics: dict[str, Any]) -> int | None:

@@ -53,7 +53,9 @@ WITH entered AS (
 )
 SELECT k.* FROM kept k JOIN sizes s USING (clock, undated_worker, dated_worker)
 WHERE s.n >= {_LEAST} * least(s.undated, s.dated)
-QUALIFY row_number() OVER (PARTITION BY undated_leg ORDER BY s.n DESC, dated_leg) = 1
+-- of several servers that fit the one that most requests tell; where two fit alike nothing tells which it is
+QUALIFY rank() OVER (PARTITION BY undated_leg ORDER BY s.n DESC) = 1
+  AND count(*) OVER (PARTITION BY undated_leg, s.n) = 1
 """
 # Processes whose clocks were aligned write one clock, each to its own file: records of one request tell which.
 _ALIGNED = f"""

@@ -222,6 +222,8 @@ def parse_query(name: str, kind: Literal["views", "findings"], text: str) -> Que
         word = _SECTION.match(line)
         if word:
             current = word[1]
+            if current in sections:
+                raise ValueError(f"{kind}/{name}.sql: the header says {current} twice")
             sections[current] = [word[2]] if word[2] else []
         elif line.strip():
             sections.setdefault(current, []).append(line.strip())

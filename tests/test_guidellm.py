@@ -125,3 +125,25 @@ def test_lists_of_others_are_left_alone() -> None:
     assert tensorrt_llm_bench.sniff(Head("a.json", "a.json", text, complete=True)) is None
     text = b'{"benchmarks": [{"name": "fib", "duration": 3}]}'
     assert guidellm.sniff(Head("benchmarks.json", "benchmarks.json", text, complete=True)) is None
+
+
+@pytest.mark.parametrize("group", [5, "many", {"a": 1}])
+def test_a_group_of_requests_that_is_no_list_leaves_the_others(
+    collect: Collect, tmp_path: Path, group: object
+) -> None:
+    report = json.loads((FIXTURES / "guidellm" / "mock_server.json").read_text())
+    report["benchmarks"][0]["requests"]["errored"] = group
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    assert len(legs(collect(guidellm, tmp_path / "report.json"))) == 4
+
+
+@pytest.mark.parametrize("odd", [[], [1], {"a": 1}, True])
+def test_an_id_that_is_none_leaves_its_request(
+    collect: Collect, tmp_path: Path, odd: object
+) -> None:
+    report = json.loads((FIXTURES / "guidellm" / "mock_server.json").read_text())
+    first = report["benchmarks"][0]["requests"]["successful"][0]
+    first["response_id"] = first["request_id"] = first["info"]["conversation_id"] = odd
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    rows = legs(collect(guidellm, tmp_path / "report.json"))
+    assert [row["request_id"] is None for row in rows] == [True, False, False, False]

@@ -118,6 +118,12 @@ def test_a_header_without_its_name_is_refused() -> None:
         library.parse_query("x", "views", "-- y: something\nSELECT 1")
 
 
+def test_a_header_that_says_a_thing_twice_is_refused() -> None:
+    text = "-- x: something\n-- grain: one row\n-- when: a\n-- when: b\nSELECT 1"
+    with pytest.raises(ValueError, match=r"views/x\.sql: the header says when twice"):
+        library.parse_query("x", "views", text)
+
+
 def test_parameters_become_macro_defaults() -> None:
     text = "-- x: title\n--\n-- grain: one row\n-- params:\n--   least_ms  50  no less\n-- columns:\n--   a  INTEGER  a number\nSELECT 1 AS a"
     query = library.parse_query("x", "views", text)

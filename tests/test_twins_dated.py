@@ -105,6 +105,16 @@ def test_other_requests_of_that_software_stay_apart(other: dict[str, int]) -> No
     assert store.rows("SELECT count(*) FROM legs WHERE clock = 'wall'") == [(4,)]
 
 
+def test_two_servers_that_fit_alike_tell_no_date() -> None:
+    """The same load against two servers, each request as long: one file of metrics, and no word of whose it is."""
+    store = Store()
+    metrics(store, "w", 0)
+    spans(store, "a")
+    spans(store, "b", shift=300)
+    twins.unite(store)
+    assert store.rows("SELECT count(*), count(*) FILTER (clock = 'wall') FROM legs") == [(12, 8)]
+
+
 def test_clocks_that_were_aligned_stay_aligned_where_the_spans_are_not() -> None:
     """Both servers of a pair write one clock; the host of the generation server's spans is 1.3 s ahead."""
     store = Store()

@@ -9,7 +9,6 @@
 --
 -- grain:   one row per deployment
 -- needs:   decision_outcomes, deployment_sources
--- when:    EXISTS (FROM decisions)
 -- when:    EXISTS (FROM decisions WHERE overlap_tokens IS NOT NULL)
 -- params:
 --   min_decisions     20    fewer choices are an anecdote

@@ -12,9 +12,6 @@
 --
 -- grain:   one row per deployment
 -- needs:   decision_outcomes, session_turns, prompt_reuse, prefix_reuse, hot_prefixes, load_spread, samples, workers, counted_requests, deployment_sources
--- when:    EXISTS (FROM decisions)
---          OR EXISTS (FROM requests WHERE session IS NOT NULL OR turn IS NOT NULL)
---          OR EXISTS (FROM prefix_blocks)
 -- when:    EXISTS (FROM decisions) OR EXISTS (FROM requests WHERE turn IS NOT NULL)
 --          OR EXISTS (FROM prefix_blocks)
 -- params:

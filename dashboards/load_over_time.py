@@ -18,7 +18,7 @@ _PANELS = {
     "waiting": "requests waiting", "running": "requests running", "batch": "requests in the step",
     "kv_usage": "KV cache in use (%)",
 }  # fmt: skip
-_HOW = {"A": "engine steps", "B": "counted from the requests", "D": "metrics or log lines"}
+_HOW = {"A": "engine steps", "B": "the requests' own times", "D": "metrics or log lines"}
 
 
 def chart(rows: pl.DataFrame) -> Any:

@@ -53,14 +53,13 @@ def chart(rows: pl.DataFrame) -> Any:
     bars = base.mark_bar(stroke="white", strokeWidth=0.6).encode(
         x=share, color=_theme.phase_colour(rows)
     )
-    numbers_in = (
-        base.transform_filter(f"datum.share >= {_LABELLED}")
-        .mark_text(color="#111", fontWeight="bold")
-        .encode(
-            x=alt.X("share:Q", stack="zero", bandPosition=0.5),
-            text=alt.Text("share:Q", format=".0%"),
-            detail="phase:N",
-        )
+    numbers_in = base.mark_text(color="#111", fontWeight="bold").encode(
+        x=alt.X("share:Q", stack="zero", bandPosition=0.5),
+        # Small parts stay in the stack without a number: left out they would move the others' numbers.
+        text=alt.condition(
+            f"datum.share >= {_LABELLED}", alt.Text("share:Q", format=".0%"), alt.value("")
+        ),
+        detail="phase:N",
     )
     return (bars + numbers_in).properties(width=_theme.WIDTH, height=64 * len(order))
 

@@ -281,3 +281,17 @@ def test_cached_tokens_of_the_decode_side_are_not_those_of_the_prompt(store: Sto
     ])  # fmt: skip
     found = dict(store.query("ttft_by_prompt").select("request", "cache").iter_rows())
     assert found == {"aggregated": "none", "disaggregated": "unknown"}
+
+
+def test_a_small_part_without_a_number_still_takes_its_place_before_the_others() -> None:
+    """Numbers are stacked as their bars are: one left out of the stack would move those behind it."""
+    from pdtrace.dashboards import where_time_goes
+
+    common = {"window": "whole", "window_mean_ms": 100.0, "requests": 9, "basis": "measured"}
+    parts = (("queue", 0.05), ("prefill", 0.35), ("decode", 0.6))
+    rows = pl.DataFrame([{**common, "phase": p, "share": s, "mean_ms": 100 * s} for p, s in parts])
+    bars, numbers = where_time_goes.chart(rows).to_dict()["layer"]
+    assert "transform" not in numbers
+    assert numbers["encoding"]["text"]["condition"]["test"] == "datum.share >= 0.07"
+    assert numbers["encoding"]["order"] == bars["encoding"]["order"]
+    assert numbers["encoding"]["x"]["stack"] == bars["encoding"]["x"]["stack"] == "zero"

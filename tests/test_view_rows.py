@@ -94,7 +94,7 @@ def test_without_steps_and_metrics_the_requests_are_counted(store: Store) -> Non
         ])  # fmt: skip
     points = store.query("load_points").filter(pl.col("quantity") == "waiting").sort("time_ns")
     assert points.select((pl.col("time_ns") - T0) // S, "value", "level").rows() == [(0, 2.0, "B"), (1, 1.0, "B"), (2, 0.0, "B")]  # fmt: skip
-    assert "counted from the requests" in said(store, "load_over_time")
+    assert "From the requests' own times" in said(store, "load_over_time")
 
 
 def test_only_the_busiest_workers_are_shown_and_that_is_said(store: Store) -> None:

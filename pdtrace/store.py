@@ -26,6 +26,9 @@ from pdtrace.errors import PdtraceError, UnknownQuery, UnreadableInput
 from pdtrace.records import dataclass
 
 _WORD = re.compile(r"\w+")
+_APART = re.compile(
+    r"""--[^\n]*|'[^']*'|("[^"]*")"""
+)  # a comment or text, where words name nothing
 _WRITTEN = re.compile(
     r"\b(?:insert into|update|delete from|(?:alter|drop|truncate) (?:table )?(?:if exists )?)\s*(?:\w+\.)*(\w+)"
 )  # the tables that statements change
@@ -119,7 +122,7 @@ class Store(Tables):
 
     def _told(self, query: str) -> list[tuple[Any, ...]]:
         """Rows of a query over tables alone."""
-        self._make(library.tables().keys() & set(_WORD.findall(query.lower())))
+        self._make(library.tables().keys() & set(_words(query.lower())))
         return self.connection.execute(query).fetchall()
 
     def stretches(
@@ -177,7 +180,7 @@ class Store(Tables):
             self._aside.wrote(*changed)
             self.settle_aside(*changed)
         if self._waiting or self._aside.names() or self._filling is not None:
-            self._make(_WORD.findall(text))
+            self._make(_words(text))
 
     def _make(self, names: Iterable[str]) -> None:
         """Create these views and findings and what they read, unless they are there."""
@@ -472,6 +475,11 @@ def _tried(task: _ahead.Task[Store]) -> _ahead.Task[Store]:
             task.work(store)
 
     return _ahead.Task(task.after, work)
+
+
+def _words(statement: str) -> list[str]:
+    """The words that may be names: a view named in a text, as a phase is, would be made beside who makes it."""
+    return _WORD.findall(_APART.sub(lambda found: found[1] or " ", statement))
 
 
 def _quoted(text: str) -> str:

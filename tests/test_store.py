@@ -286,3 +286,19 @@ def test_statements_keep_to_one_thread_where_rows_fill_no_row_group(rows: int) -
             assert threads(store) == inside
             raise ZeroDivisionError
         assert threads(store) == usual
+
+
+def test_a_view_named_in_a_text_or_comment_is_not_made() -> None:
+    """A method that looks for a phase named as a finding would make it beside the thread that asks it."""
+    with closing(Store()) as store:
+        store.install()
+        store.sql("SELECT 'kv_transfer' AS phase -- kv_transfer isn't a name here\n")
+        assert made(store) == set()
+        store.sql("""SELECT 'it''s' AS a -- isn't it\n, "phase" FROM phase_summary""")
+        assert "phase_summary" in made(store)
+
+
+def made(store: Store) -> set[str]:
+    names = "SELECT view_name FROM duckdb_views() WHERE NOT internal"
+    macros = "SELECT function_name FROM duckdb_functions() WHERE NOT internal"
+    return {name for (name,) in store.connection.execute(f"{names} UNION {macros}").fetchall()}

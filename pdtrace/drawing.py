@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pdtrace.store import Store
 
 WIDTH, SIDE = 900, 90  # pixels of a picture, and of what stands beside its axes
+# An SVG's words are set in its reader's font, which may be a fifth wider than the one measured here.
+_PADDING = {"left": 24, "top": 8, "right": 24, "bottom": 8}
 SCALE = 2  # pixels of a PNG for each
 LINE = 116  # letters of a sentence in one line
 FORMATS = ("png", "svg")
@@ -67,6 +69,7 @@ def rendered(picture: Picture, kind: str, theme: str = "light") -> bytes:
     spec = {
         **_utc(pictures.sized(picture.spec or {}, WIDTH, SIDE)),
         "title": _headline(picture, theme),
+        "padding": _PADDING,
     }
     config = pictures.config(theme)
     try:

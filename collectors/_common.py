@@ -108,6 +108,21 @@ def loads(data: bytes) -> Any:
         raise ValueError("nested too deeply") from error
 
 
+def whole_document(source: Source, out: Sink) -> Any:
+    """The one JSON value of a file; None where there is none, which is then counted and skipped."""
+    with source.open() as stream:
+        content = stream.read()
+    why = NOT_AN_OBJECT
+    try:
+        value = loads(content)
+    except ValueError:
+        value, why = None, CUT_OFF if content.lstrip()[:1] in (b"{", b"[") else NOT_JSON
+    if value is None:
+        out.read(1)
+        out.skip(0, why)
+    return value
+
+
 def list_items(text: str) -> tuple[list[Any], str]:
     """The values of a JSON list that `text` begins with, as far as they are whole; and what is left: damaged, if not empty."""
     decoder, at = json.JSONDecoder(), 1

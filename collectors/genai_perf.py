@@ -17,7 +17,7 @@ import polars as pl
 
 from pdtrace.model import WALL, Head, Match, Sink, Source
 
-from ._common import CUT_OFF, NOT_AN_OBJECT, NOT_JSON, integer, loads
+from ._common import NOT_AN_OBJECT, integer, whole_document
 from ._genai_perf_responses import Answer, answer_of
 
 TITLE = "GenAI-Perf, Perf Analyzer (profile_export.json)"
@@ -43,13 +43,8 @@ def sniff(head: Head) -> Match | None:
 def read(source: Source, out: Sink) -> None:
     """Every request of every experiment (load level) as a client leg with its stream."""
     out.unit("request")
-    with source.open() as stream:
-        content = stream.read()
-    try:
-        document = loads(content)
-    except ValueError:
-        out.read(1)
-        out.skip(0, CUT_OFF if content.lstrip()[:1] == b"{" else NOT_JSON)
+    document = whole_document(source, out)
+    if document is None:
         return
     first = 0
     experiments = document.get("experiments") if isinstance(document, dict) else None

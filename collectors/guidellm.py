@@ -18,7 +18,7 @@ import polars as pl
 
 from pdtrace.model import WALL, Head, Match, Sink, Source
 
-from ._common import CUT_OFF, NOT_AN_OBJECT, NOT_JSON, integer, loads, number
+from ._common import NOT_AN_OBJECT, integer, number, whole_document
 from ._errors import UNNAMED, error_kind
 
 TITLE = "GuideLLM report (benchmarks.json)"
@@ -52,13 +52,8 @@ def sniff(head: Head) -> Match | None:
 def read(source: Source, out: Sink) -> None:
     """Every request of every benchmark (one load each) as a client leg."""
     out.unit("request")
-    with source.open() as stream:
-        content = stream.read()
-    try:
-        document = loads(content)
-    except ValueError:
-        out.read(1)
-        out.skip(0, CUT_OFF if content.lstrip()[:1] == b"{" else NOT_JSON)
+    document = whole_document(source, out)
+    if document is None:
         return
     benchmarks = document.get("benchmarks") if isinstance(document, dict) else None
     if not isinstance(benchmarks, list) or not benchmarks:

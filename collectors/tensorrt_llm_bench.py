@@ -14,7 +14,7 @@ import polars as pl
 
 from pdtrace.model import Head, Match, Sink, Source
 
-from ._common import CUT_OFF, NOT_AN_OBJECT, NOT_JSON, integer, loads
+from ._common import NOT_AN_OBJECT, integer, whole_document
 
 TITLE = "trtllm-bench requests (--request_json)"
 
@@ -38,13 +38,8 @@ def sniff(head: Head) -> Match | None:
 def read(source: Source, out: Sink) -> None:
     """Every request as a client leg with its durations."""
     out.unit("request")
-    with source.open() as stream:
-        content = stream.read()
-    try:
-        values = loads(content)
-    except ValueError:
-        out.read(1)
-        out.skip(0, CUT_OFF if _START.match(content) else NOT_JSON)
+    values = whole_document(source, out)
+    if values is None:
         return
     if not isinstance(values, list):
         values = [values]

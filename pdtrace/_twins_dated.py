@@ -140,8 +140,5 @@ def unite(store: Store) -> None:
     )
     for table in ("intervals", "streams", "transfers", "reported", "legs"):
         store.execute(f"DELETE FROM {table} WHERE leg IN (SELECT dated_leg {twice})")
-    same = store.sql(_SAME)
-    if same.height:
-        store.append("worker_aliases", same)
-        workers.resolve(store)
+    workers.unite(store, _SAME)
     store.execute("DROP TABLE dated_twins; DROP TABLE dates; DROP TABLE dated_legs")

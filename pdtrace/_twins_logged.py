@@ -16,37 +16,27 @@ FILE = "_file_of_requests"
 _NEAR_NS = 60 * 10**9  # one host's clock, but a log may stamp whole seconds at the end of a request
 _MOST = 0.9
 
-# Engines' own records of requests, and which of two may tell the same one.
-_TOLD = """told AS (
-  SELECT leg, worker, role, request_id, start_ns, coalesce(end_ns, start_ns) AS end_ns, engine, span_id
-  FROM legs l LEFT JOIN (SELECT worker, engine FROM workers) w USING (worker)
-  WHERE observer = 'engine' AND request_id IS NOT NULL AND container IS NOT TRUE
-)"""
-_FIT = f"""(l.role = i.role OR l.role IS NULL OR i.role IS NULL)
-  AND coalesce(least(abs(l.start_ns - i.start_ns), abs(l.end_ns - i.end_ns)) <= {_NEAR_NS}, true)"""
-_TWINS = f"""
+# Records of the workers with a fact, each with another record of the same request: by who may tell it, the first of them.
+_TWINS = """
 CREATE OR REPLACE TEMP TABLE log_twins AS
 WITH noted AS (
-  SELECT DISTINCT worker FROM facts WHERE key = '{NOTE}'
-), {_TOLD}
+  SELECT DISTINCT worker FROM facts WHERE key = '{fact}'
+), told AS (
+  SELECT leg, worker, role, request_id, start_ns, coalesce(end_ns, start_ns) AS end_ns, engine, span_id,
+    worker IN (FROM noted) AS is_noted
+  FROM legs l LEFT JOIN (SELECT worker, engine FROM workers) w USING (worker)
+  WHERE observer = 'engine' AND request_id IS NOT NULL AND container IS NOT TRUE
+)
 SELECT l.leg AS outer_leg, i.leg AS inner_leg, l.worker AS log, i.worker AS spanned
-FROM told l SEMI JOIN noted USING (worker)
-JOIN told i ON i.request_id = l.request_id AND i.span_id IS NOT NULL AND i.engine = l.engine
-WHERE l.span_id IS NULL AND {_FIT}
-QUALIFY row_number() OVER (PARTITION BY l.leg ORDER BY abs(l.start_ns - i.start_ns), i.leg) = 1
-"""
-# The records of files, each with the spans of the same request, else the log's lines.
-_FILED = f"""
-CREATE OR REPLACE TEMP TABLE log_twins AS
-WITH filed AS (
-  SELECT DISTINCT worker FROM facts WHERE key = '{FILE}'
-), {_TOLD}
-SELECT l.leg AS outer_leg, i.leg AS inner_leg, l.worker AS log, i.worker AS spanned
-FROM told l SEMI JOIN filed USING (worker)
-JOIN (FROM told ANTI JOIN filed USING (worker)) i ON i.request_id = l.request_id AND i.engine = l.engine
-WHERE {_FIT}
+FROM told l JOIN told i ON i.request_id = l.request_id AND i.engine = l.engine
+WHERE l.is_noted AND l.span_id IS NULL AND ({other}) AND (l.role = i.role OR l.role IS NULL OR i.role IS NULL)
+  AND coalesce(least(abs(l.start_ns - i.start_ns), abs(l.end_ns - i.end_ns)) <= {near}, true)
 QUALIFY row_number() OVER (PARTITION BY l.leg ORDER BY i.span_id IS NULL, abs(l.start_ns - i.start_ns), i.leg) = 1
 """
+_BESIDE_SPANS = _TWINS.format(fact=NOTE, other="i.span_id IS NOT NULL", near=_NEAR_NS)
+_BESIDE_ANY = _TWINS.format(
+    fact=FILE, other="NOT i.is_noted", near=_NEAR_NS
+)  # spans before log lines
 # The log's worker, and the one that spanned nearly all of what both tell; two logs of one server (its runs) both are.
 _SAME = f"""
 WITH pairs AS (
@@ -61,14 +51,14 @@ SELECT unnest([log, spanned]) AS worker, 'process' AS kind, log || ' = ' || span
 def unite(store: Store) -> None:
     """Leave the spans' record of logged requests; what the log reported of them goes with it. Files find their servers."""
     if _has(store, NOTE):
-        store.execute(_TWINS)
+        store.execute(_BESIDE_SPANS)
         if store.count("log_twins"):
             _leave_spanned(store)
-            _unite_workers(store)
+            workers.unite(store, _SAME)
         store.execute("DROP TABLE log_twins")
     if _has(store, FILE):
-        store.execute(_FILED)
-        _unite_workers(store)
+        store.execute(_BESIDE_ANY)
+        workers.unite(store, _SAME)
         store.execute("DROP TABLE log_twins")
 
 
@@ -84,10 +74,3 @@ def _leave_spanned(store: Store) -> None:
             f"UPDATE {table} SET leg = t.inner_leg FROM log_twins t WHERE {table}.leg = t.outer_leg"
         )
     store.execute(f"DELETE FROM legs WHERE leg IN ({outer})")
-
-
-def _unite_workers(store: Store) -> None:
-    same = store.sql(_SAME)
-    if same.height:
-        store.append("worker_aliases", same)
-        workers.resolve(store)

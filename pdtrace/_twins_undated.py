@@ -69,8 +69,5 @@ def _unite_repeats(store: Store) -> None:
         )
         for table in ("intervals", "streams", "transfers", "reported", "legs"):
             store.execute(f"DELETE FROM {table} WHERE leg IN (SELECT repeated FROM undated_twins)")
-        same = store.sql(_SAME)
-        if same.height:
-            store.append("worker_aliases", same)
-            workers.resolve(store)
+        workers.unite(store, _SAME)
     store.execute("DROP TABLE undated_twins")

@@ -151,7 +151,7 @@ def unite(store: Store) -> None:
 def _unite_legs(store: Store) -> None:
     store.execute(_PAIRS)
     if store.count("leg_twins"):
-        _unite_workers(store)
+        workers.unite(store, _SAME)
         _keep_own(store)
         outer = "leg IN (SELECT outer_leg FROM leg_twins WHERE NOT plain)"
         fronted = "leg IN (SELECT outer_leg FROM leg_twins WHERE fronted AND NOT plain)"
@@ -203,10 +203,3 @@ def _unite_logged(store: Store) -> None:
             )
         store.execute("DELETE FROM legs WHERE leg IN (SELECT outer_leg FROM logged_twins)")
     store.execute("DROP TABLE logged_twins")
-
-
-def _unite_workers(store: Store) -> None:
-    same = store.sql(_SAME)
-    if same.height:
-        store.append("worker_aliases", same)
-        workers.resolve(store)

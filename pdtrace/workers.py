@@ -40,6 +40,14 @@ def resolve(store: Store) -> None:
         store.execute("DROP TABLE kept")
 
 
+def unite(store: Store, same: str) -> None:
+    """Make one worker of those that bear the same alias in the rows (worker, kind, value) of this statement."""
+    rows = store.sql(same)
+    if rows.height:
+        store.append("worker_aliases", rows)
+        resolve(store)
+
+
 def _remember(store: Store, mapping: Mapping[str, str]) -> None:
     """Temp table worker_map: what earlier runs renamed is renamed on."""
     store.execute("CREATE TEMP TABLE IF NOT EXISTS worker_map (worker VARCHAR, canonical VARCHAR)")

@@ -87,9 +87,11 @@ class Tables:
 
     def close(self) -> None:
         """Close the connection; a file is checkpointed by DuckDB."""
-        with suppress(duckdb.Error):
-            self.settle_filling()
-        self.connection.close()
+        try:
+            with suppress(duckdb.Error):
+                self.settle_filling()
+        finally:
+            self.connection.close()
 
     def append(self, table: str, batch: object) -> int:
         """Append rows (Polars, Arrow or a list of dicts) to a table; returns how many.

@@ -116,6 +116,20 @@ def test_rows_that_cannot_be_written_are_an_error_for_who_needs_them(
     store.close()
 
 
+def test_a_store_is_closed_whatever_became_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def insert(*_: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(_tables, "insert", insert)
+    monkeypatch.setattr(_aside, "LEAST_ROWS", 1)
+    store = Store()
+    store.fill("requests", REQUESTS)
+    with pytest.raises(MemoryError, match="no room"):
+        store.close()
+    with pytest.raises(duckdb.ConnectionException):
+        store.connection.execute("SELECT 1")
+
+
 def test_the_partition_of_rows_is_that_of_their_table(gate: Event) -> None:
     """Windows that are not known, outcomes that are not, deployments without a name and without one that completed."""
     gate.set()

@@ -48,11 +48,15 @@ class Link:
 
 
 def _negated(row: dict[str, object]) -> dict[str, object]:
-    """Offset, bounds and drift seen from the other side."""
+    """Offset, bounds and drift seen from the other side; what is not known there is not known here."""
     ways = {
         "offset_ns": "offset_ns", "lower_ns": "upper_ns", "upper_ns": "lower_ns", "drift_ppm": "drift_ppm",
     }  # fmt: skip
-    return {to: -v for to, of in ways.items() if isinstance(v := row.get(of), int | float)}
+    return {
+        to: -v if isinstance(v := row.get(of), int | float) else None
+        for to, of in ways.items()
+        if {to, of} & row.keys()
+    }
 
 
 def span(links: list[Link]) -> list[Link]:

@@ -173,3 +173,23 @@ def test_a_file_of_requests_beside_the_spans_does_not_make_the_engine_last_twice
     append(store, legs)
     clocks.align(store)
     assert (off(store, "e", 1) <= 1, off(store, "f", 1) <= 1) == (True, True)
+
+
+def test_a_bound_that_is_known_on_one_side_only_is_the_other_sides_turned() -> None:
+    one = Link(
+        "a",
+        "b",
+        5,
+        1,
+        {"domain": "a", "reference": "b", "offset_ns": 7, "lower_ns": None, "upper_ns": 9},
+        None,
+    )
+    row = one.turned().row
+    assert row == {
+        "domain": "b",
+        "reference": "a",
+        "offset_ns": -7,
+        "lower_ns": -9,
+        "upper_ns": None,
+    }
+    assert one.turned().turned().row == one.row

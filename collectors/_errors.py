@@ -27,7 +27,7 @@ _WORDS = frozenset(
     a after an and at be because before but by can cannot could for from has in is it no not of on or the to was while with
     abort aborted access already api authentication backend bad broken budget busy cancel canceled cancelled client
     closed completed concurrency connect connecting connection content context control conversion could creation
-    deadline denied disconnect disconnected down endpoint engine error errors exceeded exception exhausted expired fail
+    deadline denied disconnect disconnected down endpoint engine errno error errors exceeded exception exhausted expired fail
     failed failure finished first full gateway generation gone http idle incomplete input insufficient internal invalid
     length limit limited limits long lost many max maximum memory missing model network none not null number oom open out
     overload overloaded parse peer pipe please pool preempted protocol quota rate read reached receive refused reject

@@ -26,6 +26,7 @@ FIXTURES = Path(__file__).parent / "fixtures"
         ("rate limit exceeded", "rate limit exceeded"),
         ("Connection reset by peer", "Connection reset by peer"),
         ("timeout after 30 s", "timeout after 30 s"),
+        ("[Errno 111] Connection refused", "[Errno 111] Connection refused"),
         ("context_length_exceeded", "context_length_exceeded"),
         (f"openai.RateLimitError: {SECRET}", "RateLimitError"),
         (f"Traceback (most recent call last):\n{SECRET}\nValueError: {SECRET}", "ValueError"),
